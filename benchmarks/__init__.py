@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks codec` and `python -m benchmarks kernels`."""

@@ -1,0 +1,142 @@
+// The C ABI over the chosen instruction set, and the kernels whose cost follows the change, not the model.
+#include <string.h>
+
+#include <initializer_list>
+
+#include "isa.h"
+#include "keys.h"
+
+namespace pulsecast {
+namespace {
+
+bool machine_has(const Isa *isa) {
+    if (isa == nullptr) return false;
+#if defined(__x86_64__)
+    if (isa == avx2_isa()) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
+#endif
+    return true;
+}
+
+const Isa *best() {
+    for (const Isa *isa : {avx2_isa(), neon_isa()})
+        if (machine_has(isa)) return isa;
+    return scalar_isa();
+}
+
+const Isa *chosen = best();
+
+template <class T>
+void apply_lanes(void *target, const int64_t *places, const void *values, int64_t k, void *old) {
+    char *bytes = static_cast<char *>(target);
+    for (int64_t i = 0; i < k; ++i) {
+        char *lane = bytes + places[i] * int64_t(sizeof(T));
+        memcpy(static_cast<char *>(old) + i * int64_t(sizeof(T)), lane, sizeof(T));
+        memcpy(lane, static_cast<const char *>(values) + i * int64_t(sizeof(T)), sizeof(T));
+    }
+}
+
+template <class T>
+void gather_lanes(const void *source, const int64_t *places, int64_t k, void *out) {
+    const char *bytes = static_cast<const char *>(source);
+    for (int64_t i = 0; i < k; ++i) memcpy(static_cast<char *>(out) + i * int64_t(sizeof(T)), bytes + places[i] * int64_t(sizeof(T)), sizeof(T));
+}
+
+template <class T>
+uint64_t lane(const void *lanes, int64_t i) {
+    T v;
+    memcpy(&v, static_cast<const char *>(lanes) + i * int64_t(sizeof(T)), sizeof(T));
+    return v;
+}
+
+template <class T>
+uint64_t change_sum(const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < k; ++i) sum += (lane<T>(after, i) - lane<T>(before, i)) * kKeys.key(start + uint64_t(places[i]));
+    return sum;
+}
+
+// 8-byte lanes are two 4-byte ones with two keys (spec 2).
+uint64_t change_sum_halves(const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < k; ++i) {
+        const uint64_t position = 2 * (start + uint64_t(places[i]));
+        for (int h = 0; h < 2; ++h) sum += (lane<uint32_t>(after, 2 * i + h) - lane<uint32_t>(before, 2 * i + h)) * kKeys.key(position + uint64_t(h));
+    }
+    return sum;
+}
+
+bool valid(const pc_class_map &map, int64_t n) {
+    return map.classes >= 1 && map.classes <= PC_CLASSES && map.lo >= 0 && map.lo <= map.exponent_mask && n >= 0 && n <= PC_MAX_BLOCK &&
+           map.mantissa_bits >= 0 && map.mantissa_bits < 8 * map.width && (map.exponent_mask != 0 || map.classes == 1);
+}
+
+}  // namespace
+}  // namespace pulsecast
+
+using namespace pulsecast;
+
+int pc_abi(void) { return PC_ABI; }
+
+const char *pc_simd(void) { return chosen->name; }
+
+int pc_use(const char *name) {
+    for (const Isa *isa : {scalar_isa(), neon_isa(), avx2_isa()}) {
+        if (machine_has(isa) && strcmp(isa->name, name) == 0) {
+            chosen = isa;
+            return 0;
+        }
+    }
+    return PC_ARGUMENT;
+}
+
+int64_t pc_diff(int width, const void *before, const void *after, int64_t n, int64_t *places, void *values) {
+    return chosen->diff(width, before, after, n, places, values);
+}
+
+int64_t pc_check_places(const int64_t *places, int64_t k, int64_t n) {
+    int64_t previous = -1;
+    for (int64_t i = 0; i < k; previous = places[i++])
+        if (places[i] <= previous || places[i] >= n) return i;
+    return k;
+}
+
+int pc_apply(int width, void *target, const int64_t *places, const void *values, int64_t k, void *old) {
+    switch (width) {
+        case 1: apply_lanes<uint8_t>(target, places, values, k, old); return 0;
+        case 2: apply_lanes<uint16_t>(target, places, values, k, old); return 0;
+        case 4: apply_lanes<uint32_t>(target, places, values, k, old); return 0;
+        case 8: apply_lanes<uint64_t>(target, places, values, k, old); return 0;
+        default: return PC_ARGUMENT;
+    }
+}
+
+int pc_gather(int width, const void *source, const int64_t *places, int64_t k, void *out) {
+    switch (width) {
+        case 1: gather_lanes<uint8_t>(source, places, k, out); return 0;
+        case 2: gather_lanes<uint16_t>(source, places, k, out); return 0;
+        case 4: gather_lanes<uint32_t>(source, places, k, out); return 0;
+        case 8: gather_lanes<uint64_t>(source, places, k, out); return 0;
+        default: return PC_ARGUMENT;
+    }
+}
+
+uint64_t pc_digest(int width, const void *lanes, int64_t n, uint64_t start) { return chosen->digest(width, lanes, n, start); }
+
+uint64_t pc_digest_change(int width, const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after) {
+    switch (width) {
+        case 1: return change_sum<uint8_t>(places, k, start, before, after);
+        case 2: return change_sum<uint16_t>(places, k, start, before, after);
+        case 4: return change_sum<uint32_t>(places, k, start, before, after);
+        default: return change_sum_halves(places, k, start, before, after);
+    }
+}
+
+int64_t pc_tokenise(const pc_class_map *map, const void *before, const void *after, int64_t n, int64_t *places, uint32_t *gaps, uint64_t *diffs,
+                    uint32_t *counts) {
+    return valid(*map, n) ? chosen->tokenise(*map, before, after, n, places, gaps, diffs, counts) : int64_t(PC_ARGUMENT);
+}
+
+int pc_locate(const pc_class_map *map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
+              int64_t *places, void *values) {
+    return valid(*map, n) ? chosen->locate(*map, base, n, counts, gaps, diffs, places, values) : int(PC_ARGUMENT);
+}

@@ -1,0 +1,276 @@
+// Entropy coding of class-major gaps and differences (spec 8.1, 8.2). Cost follows the changes; no weight is read.
+#include <string.h>
+
+#include <new>
+#include <vector>
+
+#include "pulsecast_core.h"
+
+namespace {
+
+constexpr uint32_t kStart = 1u << 16;  // lower end of the states' interval
+constexpr int kSlotBits = 12;
+constexpr uint32_t kLastToken = 251;   // of 2^64 - 1
+
+struct Token {
+    uint32_t symbol;
+    int extra;  // low bits of the number that follow raw
+};
+
+inline Token token_of(uint64_t v) {
+    if (v < 4) return {uint32_t(v), 0};
+    const int e = 63 - __builtin_clzll(v);
+    return {uint32_t(4 * (e - 1)) + uint32_t((v >> (e - 2)) & 3), e - 2};
+}
+
+// Number that a token starts at, and how many raw bits follow it.
+inline uint64_t token_start(uint32_t t) { return t < 4 ? t : uint64_t(4 | (t & 3)) << ((t >> 2) - 1); }
+inline int token_extra(uint32_t t) { return t < 4 ? 0 : int(t >> 2) - 1; }
+
+class BitWriter {
+public:
+    BitWriter(uint8_t *out, const uint8_t *end) : out_(out), end_(end) {}
+    void put(uint64_t value, int bits) {
+        if (bits > 32) {
+            put(value & 0xFFFFFFFF, 32);
+            value >>= 32;
+            bits -= 32;
+        }
+        held_ |= (value & ((uint64_t{1} << bits) - 1)) << filled_;
+        for (filled_ += bits; filled_ >= 8; filled_ -= 8, held_ >>= 8) byte(uint8_t(held_));
+    }
+    // One past the last byte, or null when they did not fit.
+    uint8_t *finish() {
+        if (filled_) byte(uint8_t(held_));
+        return fits_ ? out_ : nullptr;
+    }
+
+private:
+    void byte(uint8_t b) {
+        if (out_ < end_)
+            *out_++ = b;
+        else
+            fits_ = false;
+    }
+    uint8_t *out_;
+    const uint8_t *end_;
+    uint64_t held_ = 0;
+    int filled_ = 0;
+    bool fits_ = true;
+};
+
+class BitReader {
+public:
+    BitReader(const uint8_t *data, int64_t size) : data_(data), size_(size) {}
+    uint64_t take(int bits) {
+        if (bits > 32) {
+            const uint64_t low = take(32);
+            return low | take(bits - 32) << 32;
+        }
+        const int64_t byte = position_ >> 3;
+        uint64_t window = 0;
+        if (byte + 8 <= size_)
+            memcpy(&window, data_ + byte, 8);
+        else if (byte < size_)
+            memcpy(&window, data_ + byte, size_t(size_ - byte));
+        const uint64_t value = (window >> (position_ & 7)) & ((uint64_t{1} << bits) - 1);
+        position_ += bits;
+        return value;
+    }
+    void refuse() { position_ = 8 * size_ + 1; }
+    // Overrun reads zeros, and is told here.
+    bool overrun() const { return position_ > 8 * size_; }
+    bool spent() const {
+        if (overrun() || 8 * size_ - position_ >= 8) return false;
+        return (position_ & 7) == 0 || (data_[size_ - 1] >> (position_ & 7)) == 0;
+    }
+
+private:
+    const uint8_t *data_;
+    int64_t size_;
+    int64_t position_ = 0;
+};
+
+inline uint8_t *put_varint(uint8_t *out, const uint8_t *end, uint64_t v) {
+    do {
+        if (out >= end) return nullptr;
+        *out++ = uint8_t((v & 0x7F) | (v > 0x7F ? 0x80 : 0));
+    } while (v >>= 7);
+    return out;
+}
+
+// Null when it is cut off, longer than ten bytes or not minimal.
+inline const uint8_t *take_varint(const uint8_t *p, const uint8_t *end, uint64_t *v) {
+    *v = 0;
+    for (int shift = 0; shift < 70 && p < end; shift += 7) {
+        const uint8_t b = *p++;
+        if (shift == 63 && b > 1) return nullptr;
+        *v |= uint64_t(b & 0x7F) << shift;
+        if (!(b & 0x80)) return b == 0 && shift > 0 ? nullptr : p;
+    }
+    return nullptr;
+}
+
+struct Starts {
+    uint16_t of[PC_SYMBOLS];
+    explicit Starts(const uint16_t *frequencies) {
+        uint32_t sum = 0;
+        for (int s = 0; s < PC_SYMBOLS; sum += frequencies[s++]) of[s] = uint16_t(sum);
+    }
+};
+
+inline void push(uint32_t &x, uint32_t f, uint32_t start, uint16_t *&words) {
+    if (x >= f << (32 - kSlotBits)) {
+        *--words = uint16_t(x);
+        x >>= 16;
+    }
+    x = ((x / f) << kSlotBits) + x % f + start;
+}
+
+// Codes one class backwards, as rANS wants it; the states run on from class to class.
+void push_class(const uint32_t *gaps, const uint64_t *diffs, uint32_t count, const uint16_t *gap_f, const uint16_t *value_f, uint32_t &gap_state,
+                uint32_t &value_state, uint16_t *&words) {
+    const Starts gap_start(gap_f), value_start(value_f);
+    for (uint32_t i = count; i-- > 0;) {
+        uint32_t v = token_of(diffs[i]).symbol, g = token_of(gaps[i]).symbol;
+        if (!value_f[v]) v = PC_ESCAPE;
+        if (!gap_f[g]) g = PC_ESCAPE;
+        push(value_state, value_f[v], value_start.of[v], words);
+        push(gap_state, gap_f[g], gap_start.of[g], words);
+    }
+}
+
+inline void put_extra(BitWriter &bits, uint64_t v, const uint16_t *frequencies) {
+    const Token t = token_of(v);
+    if (!frequencies[t.symbol]) bits.put(t.symbol, 8);
+    bits.put(v, t.extra);
+}
+
+int64_t encode(const uint32_t *gaps, const uint64_t *diffs, const uint32_t *counts, int classes, const uint16_t *frequencies, uint8_t *out,
+               int64_t capacity) {
+    uint8_t *p = out;
+    const uint8_t *end = out + capacity;
+    size_t k = 0;
+    for (int c = 0; c < classes; ++c) {
+        if (!(p = put_varint(p, end, counts[c]))) return PC_TOO_LARGE;
+        k += counts[c];
+    }
+    const uint16_t *gap_tables = frequencies, *value_tables = frequencies + PC_CLASSES * PC_SYMBOLS;
+    thread_local std::vector<uint16_t> room;
+    room.resize(2 * k);
+    uint16_t *const words_end = room.data() + room.size();
+    uint16_t *words = words_end;
+    uint32_t gap_state = kStart, value_state = kStart;
+    size_t first = k;
+    for (int c = classes; c-- > 0;) {
+        first -= counts[c];
+        push_class(gaps + first, diffs + first, counts[c], gap_tables + c * PC_SYMBOLS, value_tables + c * PC_SYMBOLS, gap_state, value_state, words);
+    }
+    const uint64_t n_words = uint64_t(words_end - words);
+    if (end - p < 8) return PC_TOO_LARGE;
+    memcpy(p, &gap_state, 4);
+    memcpy(p + 4, &value_state, 4);
+    if (!(p = put_varint(p + 8, end, n_words)) || uint64_t(end - p) < 2 * n_words) return PC_TOO_LARGE;
+    if (n_words) memcpy(p, words, 2 * n_words);
+    BitWriter bits(p + 2 * n_words, end);
+    for (int c = 0; c < classes; ++c)
+        for (const size_t stop = first + counts[c]; first < stop; ++first) {
+            put_extra(bits, gaps[first], gap_tables + c * PC_SYMBOLS);
+            put_extra(bits, diffs[first], value_tables + c * PC_SYMBOLS);
+        }
+    if (room.capacity() > (size_t{1} << 21)) std::vector<uint16_t>().swap(room);
+    uint8_t *const last = bits.finish();
+    return last ? last - out : int64_t(PC_TOO_LARGE);
+}
+
+// Takes one symbol; words that are not there read as zeros and are noticed at the end, because `word` then lies behind `n_words`.
+inline uint32_t pull(uint32_t &x, const uint32_t *slots, const uint8_t *words, int64_t n_words, int64_t &word) {
+    const uint32_t slot = slots[x & (PC_SLOTS - 1)];
+    x = ((slot >> 8) & 0xFFF) * (x >> kSlotBits) + (slot >> 20);
+    uint16_t next = 0;
+    if (word < n_words) memcpy(&next, words + 2 * word, 2);
+    const bool low = x < kStart;
+    x = low ? (x << 16 | next) : x;
+    word += low;
+    return slot & 0xFF;
+}
+
+inline uint64_t take_number(uint32_t symbol, BitReader &bits) {
+    if (symbol == PC_ESCAPE && (symbol = uint32_t(bits.take(8))) > kLastToken) {
+        bits.refuse();
+        return 0;
+    }
+    return token_start(symbol) + bits.take(token_extra(symbol));
+}
+
+}  // namespace
+
+void pc_histogram(const uint32_t *gaps, const uint64_t *diffs, const uint32_t *counts, uint32_t *gap_tokens, uint32_t *value_tokens) {
+    for (int c = 0; c < PC_CLASSES; ++c)
+        for (uint32_t i = 0; i < counts[c]; ++i, ++gaps, ++diffs) {
+            ++gap_tokens[c * PC_SYMBOLS + token_of(*gaps).symbol];
+            ++value_tokens[c * PC_SYMBOLS + token_of(*diffs).symbol];
+        }
+}
+
+int64_t pc_encode(const uint32_t *gaps, const uint64_t *diffs, const uint32_t *counts, int classes, const uint16_t *frequencies, uint8_t *out,
+                  int64_t capacity) {
+    if (classes < 1 || classes > PC_CLASSES) return PC_ARGUMENT;
+    for (int c = 0; c < classes; ++c)
+        for (int table = 0; table < 2; ++table)
+            if (counts[c] && !frequencies[(table * PC_CLASSES + c) * PC_SYMBOLS + PC_ESCAPE]) return PC_ARGUMENT;
+    try {
+        return encode(gaps, diffs, counts, classes, frequencies, out, capacity);
+    } catch (const std::bad_alloc &) {
+        return PC_NO_MEMORY;
+    }
+}
+
+int64_t pc_decode_counts(const uint8_t *data, int64_t size, int classes, int64_t n, uint32_t *counts) {
+    if (classes < 1 || classes > PC_CLASSES || n < 0 || n > PC_MAX_BLOCK) return PC_ARGUMENT;
+    memset(counts, 0, PC_CLASSES * sizeof(uint32_t));
+    const uint8_t *p = data, *end = data + size;
+    uint64_t k = 0;
+    for (int c = 0; c < classes; ++c) {
+        uint64_t count;
+        if (!(p = take_varint(p, end, &count))) return PC_TRUNCATED;
+        if (count > uint64_t(n) || (k += count) > uint64_t(n)) return PC_RANGE;
+        counts[c] = uint32_t(count);
+    }
+    return int64_t(k);
+}
+
+int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t n, const uint32_t *slots, uint32_t *gaps, uint64_t *diffs) {
+    uint32_t counts[PC_CLASSES];
+    if (width != 1 && width != 2 && width != 4 && width != 8) return PC_ARGUMENT;
+    const int64_t k = pc_decode_counts(data, size, classes, n, counts);
+    if (k < 0) return int(k);
+    const uint8_t *p = data, *end = data + size;
+    uint64_t skipped, n_words;
+    for (int c = 0; c < classes; ++c) p = take_varint(p, end, &skipped);
+    if (end - p < 8) return PC_TRUNCATED;
+    uint32_t gap_state, value_state;
+    memcpy(&gap_state, p, 4);
+    memcpy(&value_state, p + 4, 4);
+    if (!(p = take_varint(p + 8, end, &n_words)) || n_words > uint64_t(end - p) / 2) return PC_TRUNCATED;
+    if (gap_state < kStart || value_state < kStart) return PC_RANGE;
+    const uint64_t limit = width == 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * width)) - 1;
+    const uint8_t *words = p;
+    int64_t word = 0;
+    BitReader bits(p + 2 * n_words, end - p - int64_t(2 * n_words));
+    for (int c = 0; c < classes; ++c) {
+        const uint32_t *gap_slots = slots + int64_t(c) * PC_SLOTS, *value_slots = gap_slots + int64_t(PC_CLASSES) * PC_SLOTS;
+        if (counts[c] && (gap_slots[0] == 0 || value_slots[0] == 0)) return PC_RANGE;  // changes in a class without tables
+        uint64_t rank = 0;
+        for (uint32_t i = 0; i < counts[c]; ++i) {
+            const uint32_t g = pull(gap_state, gap_slots, words, int64_t(n_words), word);
+            const uint32_t v = pull(value_state, value_slots, words, int64_t(n_words), word);
+            const uint64_t gap = take_number(g, bits), diff = take_number(v, bits);
+            if (gap >= uint64_t(n) || (rank += gap + 1) > uint64_t(n) || diff > limit) return PC_RANGE;
+            *gaps++ = uint32_t(gap);
+            *diffs++ = diff;
+        }
+        if (word > int64_t(n_words) || bits.overrun()) return PC_TRUNCATED;
+    }
+    return gap_state == kStart && value_state == kStart && word == int64_t(n_words) && bits.spent() ? 0 : int(PC_TRAILING);
+}

@@ -1,0 +1,1 @@
+"""The wire format: layout, state root, codecs, part files (docs/spec/patch-format.md). numpy and bytes only."""

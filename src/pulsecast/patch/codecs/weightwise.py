@@ -1,0 +1,88 @@
+"""`weightwise`: changes conditioned on the exponent of the base weight (spec section 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...dtypes import Lanes
+from ...errors import FormatError
+from ...kernels import CLASSES, Places, blocks
+from ...kernels.rans import SYMBOLS, U32, U64, Slots
+from ..boxes import Block, BoxMap
+from ..tables import Tables, build, read_tables, write_tables
+from .survey import Survey
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The changes of a block: places ascending; gaps and zig-zag differences class by class."""
+
+    places: Places
+    gaps: U32
+    diffs: U64
+    counts: U32
+
+
+class WeightwiseEncoder:
+    """Writes spec section 8 with one set of tables per dtype, fitted to a sample of blocks."""
+
+    learns = True
+
+    def __init__(self, boxes: BoxMap, surveys: Mapping[int, Survey]) -> None:
+        self._classes = {code: surveys[code].classes() for code in sorted(surveys)}
+        self._tables: dict[int, Tables] = {}
+
+    def split(self, block: Block, old: Lanes, new: Lanes) -> Tokens:
+        """The changes of a block."""
+        return Tokens(*blocks().tokenise(self._classes[block.dtype.code], old, new))
+
+    def learn(self, sample: Iterable[tuple[Block, Tokens]]) -> None:
+        """Fit the tables."""
+        shape = (2, CLASSES, SYMBOLS)
+        seen = {code: np.zeros(shape, np.uint64) for code in self._classes}
+        for block, split in sample:
+            gaps, values = blocks().histogram(split.gaps, split.diffs, split.counts)
+            seen[block.dtype.code][0] += gaps
+            seen[block.dtype.code][1] += values
+        for code, counts in seen.items():
+            self._tables[code] = build(self._classes[code], counts[0], counts[1])
+
+    def write(self, block: Block, split: Tokens) -> bytes:
+        """The payload of a sparse block."""
+        tables = self._tables[block.dtype.code]
+        return blocks().encode(
+            split.gaps, split.diffs, split.counts, tables.classes.count, tables.frequencies
+        )
+
+    def tables(self) -> bytes:
+        """The `tables` tensor."""
+        return write_tables(list(self._tables.values()))
+
+
+class WeightwiseDecoder:
+    """Reads spec section 8."""
+
+    def __init__(self, boxes: BoxMap, tables: memoryview) -> None:
+        self._tables = read_tables(tables)
+        self._slots: dict[int, Slots] = {code: t.slots() for code, t in self._tables.items()}
+
+    def split(self, block: Block, data: memoryview) -> tuple[U32, U32, U64]:
+        """Counts, gaps and differences of a sparse block, without the base."""
+        code = block.dtype.code
+        if code not in self._tables:
+            raise FormatError(f"a part has changes of {block.dtype.name} and no tables for it")
+        return blocks().decode(
+            bytes(data), self._tables[code].classes.count, block.dtype.width, block.size,
+            self._slots[code],
+        )  # fmt: skip
+
+    def read(self, block: Block, data: memoryview, base: Lanes) -> tuple[Places, Lanes]:
+        """Places and new lanes of a sparse block."""
+        counts, gaps, diffs = self.split(block, data)
+        found = blocks().locate(self._tables[block.dtype.code].classes, base, counts, gaps, diffs)
+        if found is None:
+            raise FormatError("a block changes more weights of a class than its base has")
+        return found

@@ -1,0 +1,297 @@
+"""Encoding: two states in, one part file out, as a stream over blocks."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from blake3 import blake3
+
+from .. import kernels
+from ..dtypes import Lanes
+from ..kernels import Places
+from ..kernels.bits import write_varint
+from . import codecs, digest
+from .boxes import Block, Box, BoxMap
+from .codecs.survey import Survey, survey
+from .digest import Progress, Sums
+from .parallel import ordered_map
+from .part import BLOCK_LOG2, DENSE, GROUP, MODES, SPARSE, UNCHANGED, PartHeader, Touched, write_part
+from .state import State
+
+_CHANGES_PER_BLOCK = 1 << 13  # enough that a block's own overhead is below 1 %
+_SMALLEST, _LARGEST = 16, 22
+_SAMPLE_CHANGES = 1 << 21  # enough for any table, and a bound on what waits in memory
+_SAMPLE_STEP = 16
+_SPOOL = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeReport:
+    """What an encode did."""
+
+    codec: str
+    base: bytes
+    target: bytes
+    changes: int
+    weights: int
+    file_bytes: int
+    header_bytes: int
+    full_bytes: int
+    blocks: dict[str, int]
+    seconds: float
+    target_sums: Sums
+
+    @property
+    def density(self) -> float:
+        """Changed / all."""
+        return self.changes / self.weights if self.weights else 0.0
+
+    @property
+    def bits_per_change(self) -> float:
+        """Bits of the file per change, without the JSON header; 0 if nothing changed."""
+        return 8 * (self.file_bytes - self.header_bytes) / self.changes if self.changes else 0.0
+
+    @property
+    def ratio_to_full(self) -> float:
+        """Bytes of the full state / bytes of the file."""
+        return self.full_bytes / self.file_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    mode: int
+    payload: bytes
+    touched: list[tuple[int, int, int]]  # box, changes, change of its sum
+    weights: int
+
+
+def encode(
+    old: State,
+    new: State,
+    out: str | os.PathLike[str] | BinaryIO,
+    *,
+    codec: str = "weightwise",
+    boxes: Iterable[Box] | None = None,
+    part: tuple[int, int] = (0, 1),
+    base_sums: Sums | None = None,
+    target_sums: Sums | None = None,
+    embed_layout: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> EncodeReport:
+    """Write the patch that turns one state into another; the same bytes for any number of threads.
+
+    Args:
+        old: The base.
+        new: The target, of the same layout.
+        out: A path, or a binary stream.
+        codec: ``"weightwise"`` (smallest), ``"raw"`` or ``"pulse"``.
+        boxes: What this part covers; by default all tensors.
+        part: Number of this part and number of parts.
+        base_sums: Sums of ``old`` (`digest.tensor_sums`) if they are known; else one more pass.
+        target_sums: Sums of ``new``; wanted only when ``boxes`` do not cover every change.
+        embed_layout: Carry the layout in the file, for patches that travel without a chain.
+        threads: By default all cores this process may use.
+        progress: Called with the number of weights done.
+
+    Raises:
+        LayoutMismatchError: The states have other tensors.
+        FormatError: The boxes overlap or lie outside of their tensors.
+        UnsupportedVersionError: No such codec.
+    """
+    started = time.perf_counter()
+    old.layout.require_same(new.layout, "the new state")
+    covered = BoxMap(old.layout, boxes, BLOCK_LOG2[-1])
+    surveys = survey(covered, old, new)
+    covered = BoxMap(old.layout, None if covered.whole else covered.boxes, _block_log2(surveys))
+    encoder = codecs.encoder(codec, covered, surveys)
+    if base_sums is None:
+        base_sums = digest.tensor_sums(old, threads=threads)
+    work = _Work(covered, encoder, old, new)
+    work.learn(threads)
+    index, hashes, spool = bytearray(), [], tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
+    touched: dict[int, tuple[int, int]] = {}
+    modes = [0] * len(MODES)
+    with spool:
+        group = blake3()
+        for i, done in enumerate(ordered_map(work.encode, range(len(covered.blocks)), threads)):
+            if i and i % GROUP == 0:
+                hashes.append(group.digest())
+                group = blake3()
+            group.update(done.payload)
+            spool.write(done.payload)
+            index += write_varint(4 * len(done.payload) + done.mode)
+            modes[done.mode] += 1
+            for box, count, change in done.touched:
+                before = touched.get(box, (0, 0))
+                touched[box] = before[0] + count, before[1] + change
+            if progress:
+                progress(done.weights)
+        if covered.blocks:
+            hashes.append(group.digest())
+        sums = _target_sums(covered, base_sums, target_sums, touched, new, threads)
+        tables = encoder.tables()
+        header = PartHeader(
+            codec=codec,
+            layout_id=old.layout.id,
+            base=digest.root(old.layout, base_sums),
+            target=digest.root(old.layout, sums),
+            part=part[0],
+            parts=part[1],
+            boxes=covered.to_json(),
+            block_log2=covered.block_log2,
+            touched=tuple(
+                Touched(box, touched[box][0], _box_sum(covered, box, old, base_sums, touched[box][1]))
+                for box in sorted(touched)
+            ),
+            hashes=(blake3(bytes(index)).update(tables).digest(), *hashes),
+            layout=old.layout if embed_layout else None,
+        )
+        head = write_part(header, bytes(index), tables, spool.tell())
+        file_bytes = len(head) + spool.tell()
+        spool.seek(0)
+        _write(out, head, spool)
+    return EncodeReport(
+        codec=codec,
+        base=header.base,
+        target=header.target,
+        changes=header.changes,
+        weights=sum(box.size for box in covered.boxes),
+        file_bytes=file_bytes,
+        header_bytes=8 + int.from_bytes(head[:8], "little"),
+        full_bytes=sum(box.size * covered.dtype(i).width for i, box in enumerate(covered.boxes)),
+        blocks=dict(zip(MODES, modes, strict=True)),
+        seconds=time.perf_counter() - started,
+        target_sums=sums,
+    )
+
+
+def encode_bytes(old: State, new: State, **options: Any) -> bytes:
+    """`encode` into memory."""
+    out = io.BytesIO()
+    encode(old, new, out, **options)
+    return out.getvalue()
+
+
+def _block_log2(surveys: dict[int, Survey]) -> int:
+    """Blocks grow when changes are few, so that their own overhead stays small."""
+    weights = sum(float(s.weights.sum()) / s.share for s in surveys.values() if s.share)
+    changes = sum(float(s.changes.sum()) / s.share for s in surveys.values() if s.share)
+    for log2 in range(_SMALLEST, _LARGEST):
+        if changes * (1 << log2) >= weights * _CHANGES_PER_BLOCK:
+            return log2
+    return _LARGEST
+
+
+class _Work:
+    """Encodes blocks in any order; those that were split for the sample are not split again."""
+
+    def __init__(
+        self, boxes: BoxMap, encoder: codecs.BlockEncoder, old: State, new: State
+    ) -> None:
+        self._boxes, self._encoder, self._old, self._new = boxes, encoder, old, new
+        self._kept: dict[int, Any] = {}
+
+    def _read(self, block: Block) -> tuple[Lanes, Lanes]:
+        return self._boxes.read(self._old, block), self._boxes.read(self._new, block)
+
+    def _split(self, i: int) -> Any:
+        block = self._boxes.blocks[i]
+        return self._encoder.split(block, *self._read(block))
+
+    def learn(self, threads: int | None) -> None:
+        """Split blocks spread over the part until there are changes enough for the tables.
+
+        The sample is taken in steps of a fixed size, so that it does not depend on the threads.
+        """
+        if not self._encoder.learns:
+            return
+        order = _spread(len(self._boxes.blocks))
+        changes = 0
+        for first in range(0, len(order), _SAMPLE_STEP):
+            step = order[first : first + _SAMPLE_STEP]
+            for i, split in zip(step, ordered_map(self._split, step, threads), strict=True):
+                self._kept[i] = split
+                changes += len(split.places)
+            if changes >= _SAMPLE_CHANGES:
+                break
+        self._encoder.learn((self._boxes.blocks[i], split) for i, split in self._kept.items())
+
+    def encode(self, i: int) -> _Encoded:
+        """One block in its smallest mode."""
+        block = self._boxes.blocks[i]
+        old, new = self._read(block)
+        split = self._kept.pop(i, None) or self._encoder.split(block, old, new)
+        if not len(split.places):
+            return _Encoded(UNCHANGED, b"", [], block.size)
+        touched = list(_touched(self._boxes, block, split.places, old, new))
+        payload = self._encoder.write(block, split)
+        if len(payload) < block.size * block.dtype.width:
+            return _Encoded(SPARSE, payload, touched, block.size)
+        return _Encoded(DENSE, new.tobytes(), touched, block.size)
+
+
+def _spread(n: int) -> list[int]:
+    """0 … n − 1 so that every beginning of the list is spread over the range."""
+    bits = max(n - 1, 1).bit_length()
+    order = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
+    return [i for i in order if i < n]
+
+
+def _touched(
+    boxes: BoxMap, block: Block, places: Places, old: Lanes, new: Lanes
+) -> Iterator[tuple[int, int, int]]:
+    before, after = kernels.blocks().gather(old, places), kernels.blocks().gather(new, places)
+    start = 0
+    for segment in block.segments:
+        first, last = np.searchsorted(places, (start, start + segment.size))
+        if last > first:
+            at = boxes.places(segment, places[first:last] - start)
+            change = kernels.digest_change(at, before[first:last], after[first:last])
+            yield segment.box, int(last - first), change
+        start += segment.size
+
+
+def _box_sum(boxes: BoxMap, box: int, old: State, base_sums: Sums, change: int) -> int:
+    b = boxes.boxes[box]
+    whole = b.shape == boxes.layout.tensors[b.tensor].shape
+    base = int(base_sums[b.tensor]) if whole else boxes.sum(old, box)
+    return (base + change) % (1 << 64)
+
+
+def _target_sums(
+    boxes: BoxMap,
+    base_sums: Sums,
+    target_sums: Sums | None,
+    touched: dict[int, tuple[int, int]],
+    new: State,
+    threads: int | None,
+) -> Sums:
+    if target_sums is not None:
+        return target_sums
+    if not boxes.whole:  # what the boxes leave out may have changed too
+        return digest.tensor_sums(new, threads=threads)
+    sums = base_sums.copy()
+    for box, (_, change) in touched.items():
+        tensor = boxes.boxes[box].tensor
+        sums[tensor] = (int(sums[tensor]) + change) % (1 << 64)
+    return sums
+
+
+def _write(out: str | os.PathLike[str] | BinaryIO, head: bytes, payload: Any) -> None:
+    if isinstance(out, (str, os.PathLike)):
+        with Path(out).open("wb") as file:
+            file.write(head)
+            shutil.copyfileobj(payload, file, 1 << 20)
+    else:
+        out.write(head)
+        shutil.copyfileobj(payload, out, 1 << 20)
