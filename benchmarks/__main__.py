@@ -14,11 +14,12 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .report import print_json, print_tables, progress
+from .report import print_json, print_tables, progress, warn_if_busy
 
 
 def main() -> int:
     args = _parser().parse_args()
+    warn_if_busy()
     return int(args.main(args))
 
 
@@ -30,7 +31,12 @@ def _codec(args: argparse.Namespace) -> int:
         print_json(records)
     else:
         print_tables(records, by="trace", columns=codec.COLUMNS, caption=codec.CAPTION)
-    return _verdict(budgets.missed_by_codecs(records)) if args.check else 0
+    if not args.check:
+        return 0
+    for trace in dict.fromkeys(record["trace"] for record in records):
+        if budgets.too_small(records, trace):
+            progress(f"{trace}: only exactness is judged, the patches are too small to judge sizes")
+    return _verdict(budgets.missed_by_codecs(records))
 
 
 def _kernels(args: argparse.Namespace) -> int:
@@ -52,7 +58,7 @@ def _verdict(missed: Iterable[str]) -> int:
     lines = list(missed)
     for line in lines:
         progress(f"missed: {line}")
-    progress("check: failed" if lines else "check: every promise is kept")
+    progress("check: failed" if lines else "check: passed")
     return 1 if lines else 0
 
 

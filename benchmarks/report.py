@@ -17,12 +17,20 @@ from rich.table import Table
 
 Record = dict[str, Any]
 _WIDTH = 120
+_BUSY = 0.5
 _PACKAGES = ("pulsecast", "numpy", "zstandard", "torch", "fireworks-delta-compression")
 
 
 def progress(text: str) -> None:
     """A line to stderr: stdout belongs to the results."""
     print(text, file=sys.stderr, flush=True)
+
+
+def warn_if_busy() -> None:
+    """Says so when other work on the machine will spoil the times."""
+    load = os.getloadavg()[0]
+    if load > _BUSY:
+        progress(f"the machine is busy (load {load:.1f}): times will be too long")
 
 
 def environment() -> Record:

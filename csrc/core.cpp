@@ -48,10 +48,15 @@ uint64_t lane(const void *lanes, int64_t i) {
     return v;
 }
 
+// Sums a run of positions under one run key at a time: the key costs more than the rest.
 template <class T>
 uint64_t change_sum(const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after) {
     uint64_t sum = 0;
-    for (int64_t i = 0; i < k; ++i) sum += (lane<T>(after, i) - lane<T>(before, i)) * kKeys.key(start + uint64_t(places[i]));
+    for (int64_t i = 0; i < k;) {
+        const uint64_t run = (start + uint64_t(places[i])) / kKeyRun, key = run_key(run);
+        for (; i < k && (start + uint64_t(places[i])) / kKeyRun == run; ++i)
+            sum += (lane<T>(after, i) - lane<T>(before, i)) * (kKeys.first(start + uint64_t(places[i])) ^ key);
+    }
     return sum;
 }
 
@@ -131,12 +136,13 @@ uint64_t pc_digest_change(int width, const int64_t *places, int64_t k, uint64_t 
     }
 }
 
-int64_t pc_tokenise(const pc_class_map *map, const void *before, const void *after, int64_t n, int64_t *places, uint32_t *gaps, uint64_t *diffs,
-                    uint32_t *counts) {
-    return valid(*map, n) ? chosen->tokenise(*map, before, after, n, places, gaps, diffs, counts) : int64_t(PC_ARGUMENT);
+int64_t pc_tokenise(const pc_class_map *map, const void *before, const void *after, int64_t n, int64_t *places, void *old_values, void *new_values,
+                    uint32_t *gaps, uint64_t *diffs, uint32_t *counts) {
+    if (!valid(*map, n)) return PC_ARGUMENT;
+    return chosen->tokenise(*map, before, after, n, places, old_values, new_values, gaps, diffs, counts);
 }
 
 int pc_locate(const pc_class_map *map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
-              int64_t *places, void *values) {
-    return valid(*map, n) ? chosen->locate(*map, base, n, counts, gaps, diffs, places, values) : int(PC_ARGUMENT);
+              int64_t *places, void *old_values, void *new_values) {
+    return valid(*map, n) ? chosen->locate(*map, base, n, counts, gaps, diffs, places, old_values, new_values) : int(PC_ARGUMENT);
 }

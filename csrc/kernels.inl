@@ -163,8 +163,8 @@ struct Change {
 
 // The loops over changes are cut into short phases over a tile: what one change waits for then overlaps with the next ones'.
 template <class V, class T>
-int64_t tokenise_lanes(const pc_class_map map, const void *before, const void *after, int64_t n, int64_t *places, uint32_t *gaps,
-                       uint64_t *diffs, uint32_t *counts) {
+int64_t tokenise_lanes(const pc_class_map map, const void *before, const void *after, int64_t n, int64_t *places, void *old_values,
+                       void *new_values, uint32_t *gaps, uint64_t *diffs, uint32_t *counts) {
     const bool is_float = map.exponent_mask != 0;
     thread_local std::vector<Change> changes;
     changes.clear();
@@ -188,7 +188,10 @@ int64_t tokenise_lanes(const pc_class_map map, const void *before, const void *a
         for (int j = 0; j < m; ++j) {
             const int i = local[j];
             const uint32_t c = tile.cls[i];
-            out[j] = {zigzag(load<T>(old_lanes, i), load<T>(new_lanes, i), is_float), rank[j] - next[c], c};
+            const T u = load<T>(old_lanes, i), v = load<T>(new_lanes, i);
+            out[j] = {zigzag(u, v, is_float), rank[j] - next[c], c};
+            store<T>(old_values, k + j, u);
+            store<T>(new_values, k + j, v);
             next[c] = rank[j] + 1u;
             ++total[c];
             places[k + j] = start + i;
@@ -216,7 +219,7 @@ inline int chunk_of_rank(const Tile &tile, int c, uint32_t rank) {
         const uint16_t *const upper = p + half;
         p = *upper <= rank ? upper : p;
     }
-    return int(p - column) / PC_CLASSES;
+    return int(size_t(p - column) / PC_CLASSES);  // unsigned: a signed division would bring the last branch back
 }
 
 // For every byte and rank the place of its rank-th set bit.
@@ -242,7 +245,7 @@ inline int select_bit(uint64_t mask, uint64_t bytes, uint32_t rank) {
 
 template <class V, class T>
 int locate_lanes(const pc_class_map map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
-                 int64_t *places, void *values) {
+                 int64_t *places, void *old_values, void *new_values) {
     const bool is_float = map.exponent_mask != 0;
     Tile tile;
     uint64_t diff_at[kTile], found_diff[kTile];
@@ -279,21 +282,26 @@ int locate_lanes(const pc_class_map map, const void *base, int64_t n, const uint
             found_chunk[j] = uint8_t(chunk);
             found_rank[j] = uint16_t(found_rank[j] - tile.before[chunk][found_class[j]]);
         }
-        uint64_t changed[kTileChunks] = {};
+        uint64_t changed[kTileChunks] = {}, active = 0;  // bits of weights in chunks, and of chunks with any
         for (int j = 0; j < m; ++j) {
             const int chunk = found_chunk[j];
             uint64_t bytes;
             const uint64_t mask = V::match(tile.cls + chunk * kChunk, found_class[j], &bytes);
             const int i = select_bit(mask, bytes, found_rank[j]);
             changed[chunk] |= uint64_t{1} << i;
+            active |= uint64_t{1} << chunk;
             diff_at[chunk * kChunk + i] = found_diff[j];
         }
-        int listed = 0;
-        for (int chunk = 0; chunk < kTileChunks; ++chunk) listed += list_bits(changed[chunk], chunk * kChunk, local + listed);
+        for (int listed = 0; active; active &= active - 1) {
+            const int chunk = __builtin_ctzll(active);
+            listed += list_bits(changed[chunk], chunk * kChunk, local + listed);
+        }
         for (int j = 0; j < m; ++j, ++k) {
             const int i = local[j];
+            const T u = load<T>(lanes, i);
             places[k] = start + i;
-            store<T>(values, k, unzigzag<T>(load<T>(lanes, i), diff_at[i], is_float));
+            store<T>(old_values, k, u);
+            store<T>(new_values, k, unzigzag<T>(u, diff_at[i], is_float));
         }
     }
     for (int c = 0; c < PC_CLASSES; ++c)
@@ -329,11 +337,11 @@ uint64_t digest_entry(int width, const void *lanes, int64_t n, uint64_t start) {
 }
 
 template <class V>
-int64_t tokenise_entry(const pc_class_map &map, const void *before, const void *after, int64_t n, int64_t *places, uint32_t *gaps,
-                       uint64_t *diffs, uint32_t *counts) {
+int64_t tokenise_entry(const pc_class_map &map, const void *before, const void *after, int64_t n, int64_t *places, void *old_values,
+                       void *new_values, uint32_t *gaps, uint64_t *diffs, uint32_t *counts) {
     try {
         return by_width<int64_t>(map.width, PC_ARGUMENT, [&](auto zero) {
-            return tokenise_lanes<V, decltype(zero)>(map, before, after, n, places, gaps, diffs, counts);
+            return tokenise_lanes<V, decltype(zero)>(map, before, after, n, places, old_values, new_values, gaps, diffs, counts);
         });
     } catch (const std::bad_alloc &) {
         return PC_NO_MEMORY;
@@ -342,9 +350,9 @@ int64_t tokenise_entry(const pc_class_map &map, const void *before, const void *
 
 template <class V>
 int locate_entry(const pc_class_map &map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
-                 int64_t *places, void *values) {
+                 int64_t *places, void *old_values, void *new_values) {
     return by_width<int>(map.width, PC_ARGUMENT, [&](auto zero) {
-        return locate_lanes<V, decltype(zero)>(map, base, n, counts, gaps, diffs, places, values);
+        return locate_lanes<V, decltype(zero)>(map, base, n, counts, gaps, diffs, places, old_values, new_values);
     });
 }
 

@@ -30,9 +30,9 @@ struct KeyTable {
             hi[j] = uint32_t(t >> 32);
         }
     }
-    constexpr uint64_t key(uint64_t i) const {
-        return ((uint64_t(hi[i % kKeyRun]) << 32) | lo[i % kKeyRun]) ^ run_key(i / kKeyRun);
-    }
+    // T[i mod 1024], and K(i) as a whole.
+    constexpr uint64_t first(uint64_t i) const { return (uint64_t(hi[i % kKeyRun]) << 32) | lo[i % kKeyRun]; }
+    constexpr uint64_t key(uint64_t i) const { return first(i) ^ run_key(i / kKeyRun); }
 };
 
 inline constexpr KeyTable kKeys;

@@ -64,10 +64,10 @@ PC_API uint64_t pc_digest(int width, const void *lanes, int64_t n, uint64_t star
 // What the sum changes by when the lanes at `start + places` turn from `before` into `after` (one lane per place).
 PC_API uint64_t pc_digest_change(int width, const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after);
 
-// Diffs a block and splits its changes into class-major gaps and zig-zag ULP differences (spec 8). Returns their number k. `places` (ascending)
-// and `classes` are in place order, `gaps` and `diffs` in class order, `counts` has PC_CLASSES entries; the others hold up to n.
-PC_API int64_t pc_tokenise(const pc_class_map *map, const void *before, const void *after, int64_t n, int64_t *places, uint32_t *gaps,
-                           uint64_t *diffs, uint32_t *counts);
+// Diffs a block and splits its changes into class-major gaps and zig-zag ULP differences (spec 8). Returns their number k. `places` (ascending) and
+// both lanes there are in place order, `gaps` and `diffs` in class order, `counts` has PC_CLASSES entries; the others hold up to n.
+PC_API int64_t pc_tokenise(const pc_class_map *map, const void *before, const void *after, int64_t n, int64_t *places, void *old_values,
+                           void *new_values, uint32_t *gaps, uint64_t *diffs, uint32_t *counts);
 // Adds the tokens of a block to two histograms of [PC_CLASSES][PC_SYMBOLS].
 PC_API void pc_histogram(const uint32_t *gaps, const uint64_t *diffs, const uint32_t *counts, uint32_t *gap_tokens, uint32_t *value_tokens);
 // Writes a sparse block (spec 8.2). `frequencies` is [2][PC_CLASSES][PC_SYMBOLS]: gap tables, then value tables; 0 means escaped. Returns its bytes.
@@ -79,9 +79,9 @@ PC_API int64_t pc_decode_counts(const uint8_t *data, int64_t size, int classes, 
 // Decodes gaps and differences in class order without a look at any weight. `slots` is [2][PC_CLASSES][PC_SLOTS] of
 // symbol | frequency << 8 | (slot - start) << 20, a table of zeros where a class has none. 0 or an error.
 PC_API int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t n, const uint32_t *slots, uint32_t *gaps, uint64_t *diffs);
-// Turns (class, rank) into places and differences into new lanes. Both outputs hold the sum of counts. 0 or an error.
+// Turns (class, rank) into places, and differences into new lanes beside the old ones. The outputs hold the sum of counts. 0 or an error.
 PC_API int pc_locate(const pc_class_map *map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
-                     int64_t *places, void *values);
+                     int64_t *places, void *old_values, void *new_values);
 
 #ifdef __cplusplus
 }

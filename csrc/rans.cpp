@@ -17,15 +17,24 @@ struct Token {
     int extra;  // low bits of the number that follow raw
 };
 
+// Without a branch: whether a gap is below 4 cannot be foretold.
 inline Token token_of(uint64_t v) {
-    if (v < 4) return {uint32_t(v), 0};
-    const int e = 63 - __builtin_clzll(v);
-    return {uint32_t(4 * (e - 1)) + uint32_t((v >> (e - 2)) & 3), e - 2};
+    const int e = 63 - __builtin_clzll(v | 4);
+    return {uint32_t(4 * (e - 1)) + uint32_t((v >> (e - 2)) & 3) - (v < 4 ? 4 : 0), e - 2};
 }
 
-// Number that a token starts at, and how many raw bits follow it.
-inline uint64_t token_start(uint32_t t) { return t < 4 ? t : uint64_t(4 | (t & 3)) << ((t >> 2) - 1); }
-inline int token_extra(uint32_t t) { return t < 4 ? 0 : int(t >> 2) - 1; }
+// The number that a token starts at, and how many raw bits follow it.
+struct TokenTable {
+    uint64_t start[kLastToken + 1];
+    uint8_t extra[kLastToken + 1];
+    constexpr TokenTable() : start(), extra() {
+        for (uint32_t t = 0; t <= kLastToken; ++t) {
+            extra[t] = t < 4 ? 0 : uint8_t((t >> 2) - 1);
+            start[t] = t < 4 ? t : uint64_t(4 | (t & 3)) << extra[t];
+        }
+    }
+};
+constexpr TokenTable kTokens;
 
 class BitWriter {
 public:
@@ -200,7 +209,7 @@ inline uint64_t take_number(uint32_t symbol, BitReader &bits) {
         bits.refuse();
         return 0;
     }
-    return token_start(symbol) + bits.take(token_extra(symbol));
+    return kTokens.start[symbol] + bits.take(kTokens.extra[symbol]);
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import safetensors
+import torch
+from safetensors.torch import save_file
 
 from benchmarks.rivals import PulseV31  # the paper's format, re-implemented for the benchmarks
 from pulsecast import kernels
@@ -18,7 +19,7 @@ from pulsecast.patch.encode import encode
 from pulsecast.patch.state import State
 from pulsecast.patch.transaction import apply
 from pulsecast.testing import synthetic
-from pulsecast.weights import Checkpoint
+from pulsecast.weights import Checkpoint, Journal
 
 WIDTH, LAYERS, VOCABULARY = 576, 10, 16_384
 
@@ -38,11 +39,11 @@ def transformer_shapes() -> dict[str, tuple[int, ...]]:
 
 def save(state: State, path: Path) -> None:
     """Writes a checkpoint with the safetensors library, so that no code of ours makes the files."""
-    tensors = {
-        spec.name: {"dtype": "bfloat16", "shape": list(spec.shape), "data": lanes.tobytes()}
-        for spec, lanes in zip(state.layout.tensors, state, strict=True)
-    }
-    safetensors.serialize_file(tensors, str(path))
+    tensors = {}
+    for spec in state.layout.tensors:
+        bits = torch.from_numpy(state.lanes(spec.name).view("int16"))
+        tensors[spec.name] = bits.view(torch.bfloat16).reshape(spec.shape)
+    save_file(tensors, path)
 
 
 def row(what: str, size: int, full: int, note: str = "") -> None:
@@ -73,18 +74,22 @@ def main() -> None:
 
         print(f"\n{report.weights:,} weights, {report.changes:,} changed ({report.density:.2%})\n")
         row("full copy", full, full)
-        row("raw (ours, for fast links)", reports["raw"].bytes, full)
+        row("raw (ours, for fast links)", reports["raw"].file_bytes, full)
         row("PULSE v3.1 + zstd-1 (the paper)", paper, full)
-        row("pulse (ours, the paper's coding)", reports["pulse"].bytes, full)
+        row("pulse (ours, the paper's coding)", reports["pulse"].file_bytes, full)
         note = f"{report.bits_per_change:.1f} bits per change, {report.seconds * 1e3:.0f} ms"
-        row("weightwise (ours, the default)", report.bytes, full, note)
+        row("weightwise (ours, the default)", report.file_bytes, full, note)
 
         # The worker: holds step 0 and receives only the patch. All of it is checked before a weight
-        # is touched, and the state root afterwards; on any fault the old bits are put back.
-        received = shutil.copy(patch_file, worker)
+        # is touched, and the state root afterwards. The file is changed in place under a journal:
+        # on any fault, a kill included, the old bits come back.
+        patch = open_patch(shutil.copy(patch_file, worker))
         start = time.perf_counter()
-        with Checkpoint.open(worker / "model.safetensors", writable=True) as model:
-            applied = apply(open_patch(received), model.state)
+        with (
+            Checkpoint.open(worker / "model.safetensors", writable=True) as model,
+            Journal(model, base=patch.base, target=patch.target) as journal,
+        ):
+            applied = apply(patch, model.state, log=journal)
         seconds = time.perf_counter() - start
         backend = kernels.status()
         print(f"\napplied {applied.changes:,} changes in {seconds * 1e3:.0f} ms", end=" ")

@@ -39,16 +39,13 @@ def before(owner, name):
     setattr(owner, name, replaced)
 
 def half_scattered(self):
-    for number, record in enumerate(entries(self)):
+    for number, (change, old) in enumerate(entries(self)):
         if number == count:
-            lanes = self._checkpoint.state.arrays[record.tensor]
-            half = len(record.old) // 2
-            if record.places is None:
-                lanes[record.start : record.start + half] = record.new[:half]
-            else:
-                lanes[record.places[:half]] = record.new[:half]
+            lanes = self._checkpoint.state.arrays[change.tensor]
+            half = (len(old) + 1) // 2
+            lanes[change.flat()[:half]] = change.values[:half]
             die()
-        yield record
+        yield change, old
 
 journal_file.RECORD_MAX = 64   # more records, more moments to die
 entries = journal.Journal.entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pulsecast.cli import app
+from pulsecast.patch.boxes import BoxMap
+from pulsecast.patch.encode import encode
 from pulsecast.weights import Checkpoint
 from tests.checkpoint_files import change, file_bytes, make_tensors, weights_of, write_folder
 
@@ -216,7 +219,7 @@ def test_inspect_counts_the_changes(pair: tuple[Path, Path], tmp_path: Path, cod
     patch = tmp_path / "p"
     pulsecast("diff", old, new, "-o", patch, "--codec", codec)
     found = json.loads(pulsecast("inspect", patch, "--json").stdout)
-    assert found["codec"] == codec
+    assert found["codecs"] == [codec]
     before, after = make_tensors(), change(make_tensors())
     sizes = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8}
     for tensor in found["tensors"]:
@@ -255,8 +258,8 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "try: app(['--help'])\n"
         "finally: print(sorted(sys.modules.keys() & {'torch', 'triton', 'transformers'}))"
     )
-    quickest = 9.0
-    for _ in range(3):
+    quickest = 9.0  # the machine may be busy: the best of a few counts
+    for _ in range(6):
         began = time.monotonic()
         ended = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -301,3 +304,48 @@ def test_every_command_documents_its_exit_codes(command: str) -> None:
     told = pulsecast(command, "--help").stdout
     assert "Exit codes" in told
     assert "--json" in told
+
+
+def test_bars_go_to_a_terminal_on_stderr_only(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pulsecast.cli", "diff", *pair, "-o", tmp_path / "p", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as child:
+        os.close(theirs)
+        assert child.stdout is not None
+        told = child.stdout.read()
+        shown = os.read(ours, 100_000)
+    os.close(ours)
+    assert child.returncode == 0
+    assert json.loads(told)["changes"] > 0
+    assert b"comparing" in shown
+    assert process("diff", *pair, "-o", tmp_path / "q").stderr == ""
+
+
+def test_a_patch_of_several_parts(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = pair
+    parts = [tmp_path / "0.patch", tmp_path / "1.patch"]
+    with Checkpoint.open(old) as base, Checkpoint.open(new) as target:
+        whole = BoxMap(base.state.layout, None, 20).boxes
+        for i, part in enumerate(parts):
+            encode(base.state, target.state, part, boxes=whole[i::2], part=(i, 2), codec="raw")
+    require_error(pulsecast("apply", old, parts[0], "-o", tmp_path / "out"), 3, "2 parts")
+    assert pulsecast("apply", old, *parts, "-o", tmp_path / "out").exit_code == 0
+    assert weights_of(tmp_path / "out") == weights_of(new)
+    # These carry no layout: without the base only the headers can be shown.
+    assert json.loads(pulsecast("inspect", *parts, "--json").stdout)["weights"] is None
+    assert pulsecast("inspect", *parts).exit_code == 0
+    with_base = json.loads(pulsecast("inspect", *parts, "--base", old, "--json").stdout)
+    assert sum(tensor["changes"] for tensor in with_base["tensors"]) == with_base["changes"]
+
+
+def test_a_bug_is_not_taken_for_a_mismatch(pair: tuple[Path, Path]) -> None:
+    code = (
+        "from pulsecast.patch import digest\n"
+        "digest.state_root = None\n"
+        "from pulsecast.cli import main\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code, "verify", str(pair[0])]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 70
+    assert "TypeError" in ended.stderr

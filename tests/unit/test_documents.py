@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import safetensors
+import torch
+from safetensors.torch import save_file
 
 from pulsecast.patch.state import State
 from pulsecast.testing import synthetic
@@ -17,11 +18,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def save(state: State, path: Path) -> None:
-    tensors = {
-        spec.name: {"dtype": "bfloat16", "shape": list(spec.shape), "data": state[i].tobytes()}
-        for i, spec in enumerate(state.layout.tensors)
-    }
-    safetensors.serialize_file(tensors, str(path))
+    tensors = {}
+    for spec in state.layout.tensors:
+        bits = torch.from_numpy(state.lanes(spec.name).view("int16"))
+        tensors[spec.name] = bits.view(torch.bfloat16).reshape(spec.shape)
+    save_file(tensors, path)
 
 
 def test_the_readme_example_runs(tmp_path: Path) -> None:

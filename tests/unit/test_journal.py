@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import struct
@@ -12,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pulsecast.dtypes import by_name
 from pulsecast.errors import BusyError, JournalError
+from pulsecast.patch.decode import Change
 from pulsecast.patch.digest import state_root
+from pulsecast.patch.layout import Layout, TensorSpec
 from pulsecast.weights import Checkpoint, Journal, journal_file
 from pulsecast.weights.journal import journal_path
 from tests.checkpoint_files import change, file_bytes, make_tensors, weights_of, write_folder
@@ -54,23 +56,21 @@ def begin(checkpoint: Checkpoint, target: dict, base: bytes, goal: bytes) -> Jou
         new = np.frombuffer(target[spec.name][2], spec.dtype.lane)
         if len(spec.shape) == 2:
             places = np.flatnonzero(old != new).astype(np.int64)
-            journal.record(i, places, old[places], new[places])
+            journal.record(Change(i, 0, places, new[places]), old[places])
         elif spec.size:
-            journal.record(i, (0, spec.size), old.copy(), new)
+            journal.record(Change(i, 0, None, new), old.copy())
     return journal
 
 
 def scatter(checkpoint: Checkpoint, journal: Journal, stop_after: int | None = None) -> int:
     """Writes the new bits, as an apply does; gives the number of records."""
     count = 0
-    for record in journal.entries():
+    for entry, old in journal.entries():
         if count == stop_after:
             break
-        lanes = checkpoint.state.arrays[record.tensor]
-        if record.places is None:
-            lanes[record.start : record.stop] = record.new
-        else:
-            lanes[record.places] = record.new
+        lanes = checkpoint.state.arrays[entry.tensor]
+        assert np.array_equal(lanes[entry.flat()], old)
+        lanes[entry.flat()] = entry.values
         count += 1
     return count
 
@@ -338,24 +338,15 @@ def test_long_changes_are_cut_into_records(tmp_path: Path, monkeypatch: pytest.M
     lanes = np.arange(8, dtype=np.uint16)
     with path.open("wb") as file:
         writer = journal_file.JournalWriter(file, identity)
-        writer.places(0, places, lanes, lanes + 1)
-        writer.run(1, 4, lanes, lanes + 2)
+        writer.write(Change(0, 0, places, lanes + 1), lanes)
+        writer.write(Change(1, 4, None, lanes + 2), lanes)
         writer.finish()
 
-    @dataclasses.dataclass
-    class Spec:
-        name: str = "w"
-        size: int = 1 << 34
-        dtype: object = dataclasses.field(
-            default_factory=lambda: type("D", (), {"lane": np.dtype("<u2")})
-        )
-
-    reader = journal_file.JournalReader(path)
-    records = list(reader.records(type("L", (), {"tensors": [Spec(), Spec()]})))
-    assert [len(record.old) for record in records] == [5, 1, 2, 5, 3]
-    assert (
-        np.concatenate([r.places for r in records[:3] if r.places is not None]).tolist()
-        == places.tolist()
-    )
-    assert [(r.start, r.stop) for r in records[3:]] == [(4, 9), (9, 12)]
-    assert np.array_equal(np.concatenate([r.new for r in records[3:]]), lanes + 2)
+    layout = Layout([TensorSpec(name, by_name("BF16"), (1 << 34,)) for name in "ab"])
+    records = list(journal_file.JournalReader(path).records(layout))
+    assert [len(old) for _, old in records] == [5, 1, 2, 5, 3]
+    assert np.concatenate([c.flat() for c, _ in records[:3]]).tolist() == places.tolist()
+    assert np.concatenate([c.flat() for c, _ in records[3:]]).tolist() == [*range(4, 12)]
+    for part, added in ((records[:3], 1), (records[3:], 2)):
+        assert np.array_equal(np.concatenate([old for _, old in part]), lanes)
+        assert np.array_equal(np.concatenate([c.values for c, _ in part]), lanes + added)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -16,6 +17,7 @@ from pulsecast.cli.apply import apply
 from pulsecast.cli.diff import diff
 from pulsecast.cli.doctor import doctor
 from pulsecast.cli.inspect import inspect
+from pulsecast.cli.report import ExitCode
 from pulsecast.cli.verify import verify
 
 _EXIT_CODES = (
@@ -63,4 +65,8 @@ def _terminate(signum: int, frame: object) -> NoReturn:
 def main() -> None:
     """Run the command line; the entry point of the ``pulsecast`` script."""
     signal.signal(signal.SIGTERM, _terminate)
-    app(prog_name="pulsecast")
+    try:
+        app(prog_name="pulsecast")
+    except Exception:  # noqa: BLE001 - a bug; Python's own exit code 1 would mean "does not match"
+        traceback.print_exc()
+        sys.exit(ExitCode.BUG)

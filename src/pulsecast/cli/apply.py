@@ -72,7 +72,7 @@ def _copy(base: Path, patch: Patch, output: Path, threads: int | None) -> ApplyR
     ):
         # No log: until the copy is proved nobody can see it, and on an error it is thrown away.
         advance = bar("applying", copy.state.layout.weights)
-        return apply_patch(patch, copy.state, log=None, threads=threads, progress=advance)
+        return apply_patch(patch, copy.state, disposable=True, threads=threads, progress=advance)
 
 
 def _in_place(base: Path, patch: Patch, threads: int | None) -> ApplyReport | None:

@@ -53,19 +53,19 @@ def diff(
             embed_layout=True,
             progress=bar("comparing", base.state.layout.weights),
         )
-        weights_bytes = base.state.layout.nbytes
     if as_json:
         print_json(
             {
                 "patch": str(output),
                 "codec": codec.value,
-                "bytes": report.bytes,
+                "bytes": report.file_bytes,
                 "header_bytes": report.header_bytes,
                 "weights": report.weights,
-                "weights_bytes": weights_bytes,
+                "full_bytes": report.full_bytes,
                 "changes": report.changes,
                 "density": report.density,
                 "bits_per_change": report.bits_per_change,
+                "blocks": report.blocks,
                 "base": report.base.hex(),
                 "target": report.target.hex(),
                 "seconds": report.seconds,
@@ -73,8 +73,8 @@ def diff(
         )
         return
     typer.echo(
-        f"{output}: {size_text(report.bytes)}, "
-        f"{weights_bytes / report.bytes:.3g} times smaller than the weights\n"
+        f"{output}: {size_text(report.file_bytes)}, "
+        f"{report.ratio_to_full:.3g} times smaller than the weights\n"
         f"{report.changes:,} of {report.weights:,} weights changed ({report.density:.3%}), "
         f"{report.bits_per_change:.2f} bits per change, {report.seconds:.1f} s\n"
         f"base   {report.base.hex()}\ntarget {report.target.hex()}"

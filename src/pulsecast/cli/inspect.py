@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,8 @@ def inspect(
 def _show(anatomy: Anatomy) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    # Into a file or a pipe: wide enough that no name is folded.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(_summary(anatomy))
     console.print(_tensors(anatomy))
     if anatomy.unchanged_tensors:
@@ -70,17 +72,17 @@ def _summary(anatomy: Anatomy) -> Table:
     table = Table.grid(padding=(0, 2))
     modes = ", ".join(f"{count:,} {mode}" for mode, count in anatomy.blocks.items() if count)
     rows = {
-        "codec": anatomy.codec,
+        "codec": ", ".join(anatomy.codecs),
         "layout": anatomy.layout,
         "base": anatomy.base,
         "target": anatomy.target,
-        "size": f"{size_text(anatomy.bytes)}, headers {size_text(anatomy.header_bytes)}",
+        "size": f"{size_text(anatomy.file_bytes)}, headers {size_text(anatomy.header_bytes)}",
         "parts": str(anatomy.parts),
         "changes": f"{anatomy.changes:,}",
         "blocks": modes or "none",
     }
-    if anatomy.weights is not None and anatomy.weights_bytes is not None:
-        times = anatomy.weights_bytes / anatomy.bytes
+    if anatomy.weights is not None and anatomy.full_bytes is not None:
+        times = anatomy.full_bytes / anatomy.file_bytes
         rows["changes"] += (
             f" of {anatomy.weights:,} weights, {anatomy.changes / max(1, anatomy.weights):.3%}"
         )
@@ -98,10 +100,11 @@ def _bar(share: float, width: int = 24) -> str:
 
 
 def _tensors(anatomy: Anatomy) -> Table:
+    from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Changed tensors", title_justify="left")
+    table = Table(title="Changed tensors", title_justify="left", box=SIMPLE)
     table.add_column("tensor", overflow="fold")
     table.add_column("dtype")
     for name in ("shape", "changes", "density"):
@@ -121,9 +124,10 @@ def _tensors(anatomy: Anatomy) -> Table:
 
 
 def _ulp(anatomy: Anatomy) -> Table:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title="Differences in ULPs", title_justify="left")
+    table = Table(title="Differences in ULPs", title_justify="left", box=SIMPLE)
     for name in ("ULPs", "changes", "share"):
         table.add_column(name, justify="right")
     table.add_column("")

@@ -34,6 +34,7 @@ class ExitCode(enum.IntEnum):
     DAMAGED = 3
     IO = 4
     BUSY = 5
+    BUG = 70
 
 
 def exit_code(error: Exception) -> ExitCode:

@@ -20,11 +20,11 @@ from .classes import CLASSES, ClassMap
 from .lanes import lanes
 from .native import LIBRARY, Native
 from .rans import U32, U64, Frequencies, Slots
-from .reference import Places
+from .reference import Changes, Places, Tokens
 
 __all__ = [
-    "CLASSES", "ClassMap", "Kernels", "Places", "Status", "apply", "blocks", "diff", "digest",
-    "digest_change", "gather", "lanes", "status", "use",
+    "CLASSES", "Changes", "ClassMap", "Kernels", "Places", "Status", "Tokens", "apply", "blocks", "diff",
+    "digest", "digest_change", "gather", "lanes", "status", "use",
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ class Kernels(Protocol):
     def gather(self, source: Lanes, places: Places) -> Lanes: ...
     def digest(self, lanes: Lanes, start: int) -> int: ...
     def digest_change(self, places: Places, start: int, old: Lanes, new: Lanes) -> int: ...
-    def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> tuple[Places, U32, U64, U32]: ...
+    def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> Tokens: ...
     def histogram(self, gaps: U32, diffs: U64, counts: U32) -> tuple[U32, U32]: ...
     def encode(
         self, gaps: U32, diffs: U64, counts: U32, classes: int, frequencies: Frequencies
@@ -47,7 +47,7 @@ class Kernels(Protocol):
     ) -> tuple[U32, U32, U64]: ...
     def locate(
         self, classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64
-    ) -> tuple[Places, Lanes] | None: ...
+    ) -> Changes | None: ...
 
 
 class _Reference:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from ..dtypes import Lanes
 from ..errors import ArrayError, BackendUnavailableError, FormatError, TruncatedError
 from .classes import CLASSES, ClassMap
 from .rans import SYMBOLS, U32, U64, Frequencies, Slots
-from .reference import Places
+from .reference import Changes, Places, Tokens
 
 ABI = 1
 LIBRARY = Path(__file__).parent.parent / "_core" / "libpulsecast_core.so"
 _SLICE = 1 << 22
+_RANGE = -2
 
 
 class _ClassMap(ctypes.Structure):
@@ -31,7 +33,7 @@ class _ClassMap(ctypes.Structure):
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
     -1: (TruncatedError, "a block ends before what it declares"),
-    -2: (FormatError, "a block holds a count, gap or difference out of range"),
+    _RANGE: (FormatError, "a block holds a count, gap or difference out of range"),
     -3: (FormatError, "a block does not end where its streams end"),
     -4: (MemoryError, "no memory for a block"),
     -6: (ArrayError, "a block was given to the core with a width, size or class map it does not know"),
@@ -74,12 +76,12 @@ def _declare(core: ctypes.CDLL) -> None:
         "pc_gather": (c_int, [c_int, p, p, i64, p]),
         "pc_digest": (c_uint64, [c_int, p, i64, c_uint64]),
         "pc_digest_change": (c_uint64, [c_int, p, i64, c_uint64, p, p]),
-        "pc_tokenise": (i64, [POINTER(_ClassMap), p, p, i64, p, p, p, p]),
+        "pc_tokenise": (i64, [POINTER(_ClassMap), p, p, i64, p, p, p, p, p, p]),
         "pc_histogram": (None, [p, p, p, p, p]),
         "pc_encode": (i64, [p, p, p, c_int, p, p, i64]),
         "pc_decode_counts": (i64, [p, i64, c_int, i64, p]),
         "pc_decode": (c_int, [p, i64, c_int, c_int, i64, p, p, p]),
-        "pc_locate": (c_int, [POINTER(_ClassMap), p, i64, p, p, p, p, p]),
+        "pc_locate": (c_int, [POINTER(_ClassMap), p, i64, p, p, p, p, p, p]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(core, name)
@@ -108,11 +110,21 @@ def _int64(places: Places) -> Places:
     return places
 
 
+class _Room:
+    """Outputs of `pc_tokenise` for blocks of up to n weights."""
+
+    def __init__(self, n: int) -> None:
+        self.places = np.empty(n, np.int64)
+        self.gaps = np.empty(n, np.uint32)
+        self.diffs, self.old, self.new = (np.empty(n, np.uint64) for _ in range(3))
+
+
 class Native:
     """The kernels of `reference` and `rans` on the C++ core; the same names, the same results."""
 
     def __init__(self) -> None:
         self._core = load()
+        self._rooms = threading.local()
 
     @property
     def simd(self) -> str:
@@ -182,19 +194,29 @@ class Native:
         )  # fmt: skip
         return total
 
-    def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> tuple[Places, U32, U64, U32]:
-        """Places of the changes, and in class order their gaps and differences, and the counts."""
+    def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> Tokens:
+        """The changes of a block, class by class."""
         n = len(old)
         _same(old, new)
-        places, gaps = np.empty(n, np.int64), np.empty(n, np.uint32)
-        diffs, counts = np.empty(n, np.uint64), np.empty(CLASSES, np.uint32)
+        room = self._room(n)
+        before, after = room.old.view(old.dtype), room.new.view(old.dtype)
+        counts = np.empty(CLASSES, np.uint32)
         k = self._core.pc_tokenise(
-            byref(_native_map(classes)), old.ctypes.data, new.ctypes.data, n, places.ctypes.data,
-            gaps.ctypes.data, diffs.ctypes.data, counts.ctypes.data,
+            byref(_native_map(classes)), old.ctypes.data, new.ctypes.data, n, room.places.ctypes.data,
+            before.ctypes.data, after.ctypes.data, room.gaps.ctypes.data, room.diffs.ctypes.data,
+            counts.ctypes.data,
         )  # fmt: skip
         if k < 0:
             _raise(k)
-        return places[:k].copy(), gaps[:k].copy(), diffs[:k].copy(), counts
+        changes = Changes(room.places[:k].copy(), before[:k].copy(), after[:k].copy())
+        return Tokens(changes, room.gaps[:k].copy(), room.diffs[:k].copy(), counts)
+
+    def _room(self, n: int) -> _Room:
+        """This thread's outputs for a block of n weights; kept, because fresh pages cost more than the work."""
+        room: _Room | None = getattr(self._rooms, "room", None)
+        if room is None or len(room.places) < n:
+            room = self._rooms.room = _Room(n)
+        return room
 
     def histogram(self, gaps: U32, diffs: U64, counts: U32) -> tuple[U32, U32]:
         """How often each class has each gap token and each value token."""
@@ -239,21 +261,22 @@ class Native:
 
     def locate(
         self, classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64
-    ) -> tuple[Places, Lanes] | None:
-        """Places and new lanes of class-ordered changes; None when a rank lies outside its class."""
-        if int(counts.sum()) != len(gaps) or len(gaps) != len(diffs) or len(gaps) > len(base):
+    ) -> Changes | None:
+        """The changes of class-ordered gaps and differences; None when a rank lies outside its class."""
+        k = len(gaps)
+        if int(counts.sum()) != k or k != len(diffs) or k > len(base):
             raise ArrayError("counts, gaps and differences do not fit together")
         _same(base)
-        places, values = np.empty(len(gaps), np.int64), np.empty(len(gaps), base.dtype)
+        places, old, new = np.empty(k, np.int64), np.empty(k, base.dtype), np.empty(k, base.dtype)
         code = self._core.pc_locate(
             byref(_native_map(classes)), base.ctypes.data, len(base), counts.ctypes.data,
-            gaps.ctypes.data, diffs.ctypes.data, places.ctypes.data, values.ctypes.data,
+            gaps.ctypes.data, diffs.ctypes.data, places.ctypes.data, old.ctypes.data, new.ctypes.data,
         )  # fmt: skip
-        if code == -2:
+        if code == _RANGE:
             return None
         if code < 0:
             _raise(code)
-        return places, values
+        return Changes(places, old, new)
 
 
 def _native_map(classes: ClassMap) -> _ClassMap:

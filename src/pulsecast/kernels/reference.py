@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -137,8 +139,27 @@ def _class_order(cls: npt.NDArray[np.uint8]) -> tuple[Places, Places]:
     return order, starts.astype(np.int64)
 
 
-def tokenise(classes: ClassMap, old: Lanes, new: Lanes) -> tuple[Places, U32, U64, U32]:
-    """Places of the changes, and in class order their gaps and zig-zag differences, and the counts."""
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Places of a block, ascending, and the lanes there before and after."""
+
+    places: Places
+    old: Lanes
+    new: Lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The changes of a block, and class by class their gaps and zig-zag differences."""
+
+    changes: Changes
+    gaps: U32
+    diffs: U64
+    counts: U32
+
+
+def tokenise(classes: ClassMap, old: Lanes, new: Lanes) -> Tokens:
+    """The changes of a block, class by class."""
     places, values = diff(old, new)
     cls = classes_of(old, classes)
     order, starts = _class_order(cls)
@@ -151,13 +172,14 @@ def tokenise(classes: ClassMap, old: Lanes, new: Lanes) -> tuple[Places, U32, U6
     before = np.where(first, -1, np.concatenate([[0], ranks[:-1]])[: len(ranks)])
     counts = np.bincount(cls[places], minlength=CLASSES).astype(np.uint32)
     diffs = zigzag(old[by_class], new[by_class], classes.is_float)
-    return places, (ranks - before - 1).astype(np.uint32), diffs, counts
+    gaps = (ranks - before - 1).astype(np.uint32)
+    return Tokens(Changes(places, old[places], values), gaps, diffs, counts)
 
 
 def locate(
     classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64
-) -> tuple[Places, Lanes] | None:
-    """Places and new lanes of class-ordered changes; None when a rank lies outside its class."""
+) -> Changes | None:
+    """The changes of class-ordered gaps and differences; None when a rank lies outside its class."""
     order, starts = _class_order(classes_of(base, classes))
     found = []
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -169,4 +191,4 @@ def locate(
     places = np.concatenate(found)
     values = unzigzag(base[places], diffs, classes.is_float)
     by_place = np.argsort(places)
-    return places[by_place], values[by_place]
+    return Changes(places[by_place], base[places][by_place], values[by_place])

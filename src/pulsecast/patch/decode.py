@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import Lanes
 from ..errors import FormatError, HeaderError
-from ..kernels import Places
+from ..kernels import Changes, Places
 from .boxes import Box, require_disjoint
 from .layout import Layout
 from .parallel import ordered_map
@@ -126,7 +126,8 @@ def _decode_part(
 
     def read(i: int) -> tuple[list[Change], list[tuple[int, int]]]:
         block = boxes.blocks[i]
-        places, values = part.read(i, boxes.read(state, block))
+        found = part.read(i, boxes.read(state, block))
+        places, values = (found.places, found.new) if isinstance(found, Changes) else (None, found)
         changes, counts = [], []
         start = 0
         for segment in block.segments:

@@ -16,8 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from .. import kernels
-from ..dtypes import Lanes
-from ..kernels import Places
+from ..kernels import Changes
 from ..kernels.bits import write_varint
 from . import codecs, digest
 from .boxes import Block, Box, BoxMap
@@ -201,12 +200,10 @@ class _Work:
         self._boxes, self._encoder, self._old, self._new = boxes, encoder, old, new
         self._kept: dict[int, Any] = {}
 
-    def _read(self, block: Block) -> tuple[Lanes, Lanes]:
-        return self._boxes.read(self._old, block), self._boxes.read(self._new, block)
-
     def _split(self, i: int) -> Any:
         block = self._boxes.blocks[i]
-        return self._encoder.split(block, *self._read(block))
+        old, new = self._boxes.read(self._old, block), self._boxes.read(self._new, block)
+        return self._encoder.split(block, old, new)
 
     def learn(self, threads: int | None) -> None:
         """Split blocks spread over the part until there are changes enough for the tables.
@@ -221,7 +218,7 @@ class _Work:
             step = order[first : first + _SAMPLE_STEP]
             for i, split in zip(step, ordered_map(self._split, step, threads), strict=True):
                 self._kept[i] = split
-                changes += len(split.places)
+                changes += len(split.changes.places)
             if changes >= _SAMPLE_CHANGES:
                 break
         self._encoder.learn((self._boxes.blocks[i], split) for i, split in self._kept.items())
@@ -229,15 +226,14 @@ class _Work:
     def encode(self, i: int) -> _Encoded:
         """One block in its smallest mode."""
         block = self._boxes.blocks[i]
-        old, new = self._read(block)
-        split = self._kept.pop(i, None) or self._encoder.split(block, old, new)
-        if not len(split.places):
+        split = self._kept.pop(i, None) or self._split(i)
+        if not len(split.changes.places):
             return _Encoded(UNCHANGED, b"", [], block.size)
-        touched = list(_touched(self._boxes, block, split.places, old, new))
+        touched = list(_touched(self._boxes, block, split.changes))
         payload = self._encoder.write(block, split)
         if len(payload) < block.size * block.dtype.width:
             return _Encoded(SPARSE, payload, touched, block.size)
-        return _Encoded(DENSE, new.tobytes(), touched, block.size)
+        return _Encoded(DENSE, self._boxes.read(self._new, block).tobytes(), touched, block.size)
 
 
 def _spread(n: int) -> list[int]:
@@ -247,16 +243,13 @@ def _spread(n: int) -> list[int]:
     return [i for i in order if i < n]
 
 
-def _touched(
-    boxes: BoxMap, block: Block, places: Places, old: Lanes, new: Lanes
-) -> Iterator[tuple[int, int, int]]:
-    before, after = kernels.blocks().gather(old, places), kernels.blocks().gather(new, places)
+def _touched(boxes: BoxMap, block: Block, changes: Changes) -> Iterator[tuple[int, int, int]]:
     start = 0
     for segment in block.segments:
-        first, last = np.searchsorted(places, (start, start + segment.size))
+        first, last = np.searchsorted(changes.places, (start, start + segment.size))
         if last > first:
-            at = boxes.places(segment, places[first:last] - start)
-            change = kernels.digest_change(at, before[first:last], after[first:last])
+            at = boxes.places(segment, changes.places[first:last] - start)
+            change = kernels.digest_change(at, changes.old[first:last], changes.new[first:last])
             yield segment.box, int(last - first), change
         start += segment.size
 

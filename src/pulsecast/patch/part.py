@@ -20,7 +20,7 @@ from ..errors import (
     FormatError, HashMismatchError, HeaderError, LayoutMismatchError, LimitError, TruncatedError,
     UnsupportedVersionError,
 )  # fmt: skip
-from ..kernels import Places
+from ..kernels import Changes
 from ..kernels.bits import read_varint, write_varint
 from . import codecs
 from .boxes import BoxMap, parse_boxes
@@ -287,13 +287,13 @@ class BoundPart:
         """The bytes of a block."""
         return self._payload[slice(*self._extents[i])]
 
-    def read(self, i: int, base: Lanes) -> tuple[Places | None, Lanes]:
-        """Places (None: all) and new lanes of a block that has changes.
+    def read(self, i: int, base: Lanes) -> Changes | Lanes:
+        """The changes of a block that has any, or all its new lanes if it is dense.
 
         Raises:
             FormatError: The block breaks its format.
         """
         block, data = self.boxes.blocks[i], self.payload(i)
         if self.modes[i] == DENSE:
-            return None, np.frombuffer(data, block.dtype.lane)
+            return np.frombuffer(data, block.dtype.lane)
         return self.decoder.read(block, data, base)

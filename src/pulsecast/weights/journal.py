@@ -27,10 +27,12 @@ import numpy.typing as npt
 from pulsecast import kernels
 from pulsecast.dtypes import Lanes
 from pulsecast.errors import BusyError, JournalError
+from pulsecast.patch.decode import Change
 from pulsecast.patch.digest import root, tensor_sums
 from pulsecast.patch.state import State
+from pulsecast.patch.transaction import read, write
 from pulsecast.weights.fresh import sync_path
-from pulsecast.weights.journal_file import Identity, JournalReader, JournalWriter, Record
+from pulsecast.weights.journal_file import Identity, JournalReader, JournalWriter
 from pulsecast.weights.mapped import MappedShards
 from pulsecast.weights.shards import Shards, find_shards
 
@@ -90,18 +92,9 @@ class Journal:
             ),
         )
 
-    def record(
-        self,
-        tensor: int,
-        places: npt.NDArray[np.int64] | tuple[int, int],
-        old: Lanes,
-        new: Lanes,
-    ) -> None:
-        """Note what will change in a tensor: at ascending places, or in the run (start, stop)."""
-        if isinstance(places, tuple):
-            self._writer.run(tensor, places[0], old, new)
-        else:
-            self._writer.places(tensor, places, old, new)
+    def record(self, change: Change, old: Lanes) -> None:
+        """Keep a change and the bits it will replace."""
+        self._writer.write(change, old)
 
     def seal(self) -> None:
         """Return when the journal is on disk under its name: the mark "applying"."""
@@ -111,7 +104,7 @@ class Journal:
         sync_path(self._path.parent)
         self._reader = JournalReader(self._path)
 
-    def entries(self) -> Iterator[Record]:
+    def entries(self) -> Iterator[tuple[Change, Lanes]]:
         """What was recorded, read back from the sealed journal."""
         if self._reader is None:
             raise JournalError(f"the journal is not sealed: {self._path}")
@@ -125,8 +118,8 @@ class Journal:
     def rollback(self, state: State) -> None:
         """Write the old bits back, flush them and remove the journal. A no-op before `seal`."""
         if self._reader is not None:
-            for record in self.entries():
-                _write(state, record, record.old)
+            for change, old in self.entries():
+                write(state, change, old)
             self._checkpoint.flush()
             self._remove()
 
@@ -211,8 +204,8 @@ def _recover(owner: Path) -> None:
         ):
             raise JournalError(f"the journal belongs to other files, in {path}: remove it")
         _require_base(checkpoint.state, journal)
-        for record in journal.records(checkpoint.state.layout):
-            _write(checkpoint.state, record, record.old)
+        for change, old in journal.records(checkpoint.state.layout):
+            write(checkpoint.state, change, old)
         checkpoint.flush()
         path.unlink()
         sync_path(path.parent)
@@ -226,20 +219,17 @@ def _recover(owner: Path) -> None:
 def _require_base(state: State, journal: JournalReader) -> None:
     """Prove, before a weight is written, that rolling back gives the base and nothing else."""
     sums = tensor_sums(state)
-    for record in journal.records(state.layout):
-        now = _read(state, record)
+    for change, old in journal.records(state.layout):
+        now = read(state, change)
         # Bytes, not lanes: a power loss may part the halves of a lane on a page border.
-        is_old, is_new = (_octets(now) == _octets(bits) for bits in (record.old, record.new))
+        is_old, is_new = (_octets(now) == _octets(bits) for bits in (old, change.values))
         if not np.all(is_old | is_new):
             raise JournalError(
-                f"tensor {state.layout.tensors[record.tensor].name!r} was changed after the apply "
+                f"tensor {state.layout.tensors[change.tensor].name!r} was changed after the apply "
                 f"was cut short, in {journal.path}: {_RESTORE}"
             )
-        places = record.places
-        if places is None:
-            places = np.arange(record.start, record.stop, dtype=np.int64)
-        change = kernels.digest_change(places, now, record.old)
-        sums[record.tensor] = np.uint64((int(sums[record.tensor]) + change) % (1 << 64))
+        delta = kernels.digest_change(change.flat(), now, old)
+        sums[change.tensor] = (int(sums[change.tensor]) + delta) % (1 << 64)
     if root(state.layout, sums).hex() != journal.identity.base:
         raise JournalError(
             f"the journal does not lead back to its base, in {journal.path}: {_RESTORE}"
@@ -248,17 +238,3 @@ def _require_base(state: State, journal: JournalReader) -> None:
 
 def _octets(lanes: Lanes) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(lanes).view(np.uint8)
-
-
-def _read(state: State, record: Record) -> Lanes:
-    lanes = state.arrays[record.tensor]
-    if record.places is None:
-        return lanes[record.start : record.stop]
-    return kernels.gather(lanes, record.places)
-
-
-def _write(state: State, record: Record, bits: Lanes) -> None:
-    if record.places is None:
-        state.arrays[record.tensor][record.start : record.stop] = bits
-    else:
-        kernels.apply(state.arrays[record.tensor], record.places, bits)

@@ -30,6 +30,7 @@ from blake3 import blake3
 
 from pulsecast.dtypes import Lanes
 from pulsecast.errors import JournalError
+from pulsecast.patch.decode import Change
 from pulsecast.patch.layout import Layout
 
 MAGIC = b"pcjrnl\x00\x01"
@@ -60,30 +61,6 @@ class Identity:
     files: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Some weights of one tensor, before and after.
-
-    Attributes:
-        tensor: Its number in the layout.
-        start: The first place.
-        places: All places, strictly ascending; None for a run of weights from ``start``.
-        old: Bits before.
-        new: Bits after.
-    """
-
-    tensor: int
-    start: int
-    places: npt.NDArray[np.int64] | None
-    old: Lanes
-    new: Lanes
-
-    @property
-    def stop(self) -> int:
-        """End of the run."""
-        return self.start + len(self.old)
-
-
 def _padding(size: int) -> bytes:
     return bytes(-size % 8)
 
@@ -98,28 +75,22 @@ class JournalWriter:
         text = json.dumps(asdict(identity), sort_keys=True).encode()
         self._write(MAGIC + struct.pack("<I", len(text)) + text + _padding(4 + len(text)))
 
-    def places(self, tensor: int, places: npt.NDArray[np.int64], old: Lanes, new: Lanes) -> None:
-        """Write changed weights of a tensor, at strictly ascending places."""
-        begin = 0
-        while begin < len(places):
-            start = int(places[begin])
-            # Both limits of a record: its number of weights, and places of 32 bits.
-            end = int(np.searchsorted(places, start + (1 << 32)))
-            end = min(end, begin + RECORD_MAX)
-            part = slice(begin, end)
-            self._header(tensor, _PLACES, start, end - begin)
-            self._array((places[part] - start).astype("<u4"))
-            self._array(old[part])
-            self._array(new[part])
+    def write(self, change: Change, old: Lanes) -> None:
+        """Write a change and the bits it will replace, in as many records as it needs."""
+        begin, size = 0, len(old)
+        while begin < size:
+            end = min(size, begin + RECORD_MAX)
+            if change.places is None:
+                self._header(change.tensor, _RUN, change.start + begin, end - begin)
+            else:
+                start = int(change.places[begin])
+                # Offsets in a record have 32 bits.
+                end = min(end, int(np.searchsorted(change.places, start + (1 << 32))))
+                self._header(change.tensor, _PLACES, start, end - begin)
+                self._array((change.places[begin:end] - start).astype("<u4"))
+            self._array(old[begin:end])
+            self._array(change.values[begin:end])
             begin = end
-
-    def run(self, tensor: int, start: int, old: Lanes, new: Lanes) -> None:
-        """Write a run of weights of a tensor, changed or not."""
-        for begin in range(0, len(old), RECORD_MAX):
-            part = slice(begin, begin + RECORD_MAX)
-            self._header(tensor, _RUN, start + begin, len(old[part]))
-            self._array(old[part])
-            self._array(new[part])
 
     def finish(self) -> None:
         """Write the trailer and flush the file to disk."""
@@ -161,8 +132,8 @@ class JournalReader:
             raise self._damaged("does not have its hash")
         self.identity, self._begin = self._identity()
 
-    def records(self, layout: Layout) -> Iterator[Record]:
-        """All records in the order they were written, each one checked against the layout.
+    def records(self, layout: Layout) -> Iterator[tuple[Change, Lanes]]:
+        """All changes and old bits as they were written, each checked against the layout.
 
         Raises:
             JournalError: A record does not fit the layout.
@@ -192,7 +163,7 @@ class JournalReader:
                 raise self._damaged(f"has places outside tensor {spec.name!r}")
             old, at = self._array(spec.dtype.lane, count, at)
             new, at = self._array(spec.dtype.lane, count, at)
-            yield Record(tensor, start, places, old, new)
+            yield Change(tensor, start, places, new), old
         if at != self._end:
             raise self._damaged("has bytes that belong to no record")
 

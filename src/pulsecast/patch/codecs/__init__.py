@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ...dtypes import Lanes
 from ...errors import UnsupportedVersionError
-from ...kernels import Places
+from ...kernels import Changes
 from ..boxes import Block, BoxMap
 from .pulse import PulseDecoder, PulseEncoder
 from .raw import RawDecoder, RawEncoder
@@ -30,7 +30,7 @@ class Split(Protocol):
     """The changes of a block on their way to bytes."""
 
     @property
-    def places(self) -> Places: ...
+    def changes(self) -> Changes: ...
 
 
 class BlockEncoder(Protocol):
@@ -46,9 +46,9 @@ class BlockEncoder(Protocol):
 
 
 class BlockDecoder(Protocol):
-    """Turns a sparse payload into places and new lanes; raises FormatError on anything else."""
+    """Turns a sparse payload into changes; raises FormatError on anything else."""
 
-    def read(self, block: Block, data: memoryview, base: Lanes) -> tuple[Places, Lanes]: ...
+    def read(self, block: Block, data: memoryview, base: Lanes) -> Changes: ...
 
 
 _Encoder = Callable[[BoxMap, Mapping[int, Survey]], BlockEncoder]

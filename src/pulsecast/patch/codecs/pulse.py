@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ... import kernels
 from ...dtypes import Lanes
 from ...errors import FormatError, LimitError, TruncatedError
-from ...kernels import Places
+from ...kernels import Changes, Places
 from ...kernels.bits import read_varint, write_varint
 from ..boxes import Block, BoxMap, Segment
-from .raw import Changes, DiffEncoder
+from .raw import Diff, DiffEncoder, checked
 
 _LEVEL = 1
 _ROW_WIDTHS, _COLUMN_WIDTHS = (1, 2, 4), (2, 4)
@@ -39,22 +38,23 @@ def _narrowest(gaps: Gaps, widths: tuple[int, ...]) -> int:
 class PulseEncoder(DiffEncoder):
     """Writes spec section 7."""
 
-    def write(self, block: Block, split: Changes) -> bytes:
+    def write(self, block: Block, split: Diff) -> bytes:
         """The payload of a sparse block."""
+        places = split.changes.places
         counts, widths, rows, columns = b"", b"", [], []
         start = 0
         for segment in block.segments:
-            first, last = np.searchsorted(split.places, (start, start + segment.size))
+            first, last = np.searchsorted(places, (start, start + segment.size))
             counts += write_varint(int(last - first))
             if last > first:
-                positions = split.places[first:last] - start + segment.start
+                positions = places[first:last] - start + segment.start
                 row, column = _gaps(positions, _matrix(self._boxes, segment)[1])
                 r, c = _narrowest(row, _ROW_WIDTHS), _narrowest(column, _COLUMN_WIDTHS)
                 widths += bytes([r + 16 * c])
                 rows.append(row.astype(f"<u{r}").tobytes())
                 columns.append(column.astype(f"<u{c}").tobytes())
             start += segment.size
-        content = b"".join([counts, widths, *rows, *columns, split.values.tobytes()])
+        content = b"".join([counts, widths, *rows, *columns, split.changes.new.tobytes()])
         return zstandard.ZstdCompressor(level=_LEVEL).compress(content)
 
 
@@ -89,8 +89,8 @@ class PulseDecoder:
             raise FormatError("a pulse part has no tables")
         self._boxes = boxes
 
-    def read(self, block: Block, data: memoryview, base: Lanes) -> tuple[Places, Lanes]:
-        """Places and new lanes of a sparse block."""
+    def read(self, block: Block, data: memoryview, base: Lanes) -> Changes:
+        """The changes of a sparse block."""
         content = memoryview(_decompress(data, block))
         counts = []
         position = 0
@@ -122,9 +122,7 @@ class PulseDecoder:
                     raise FormatError("the places of a pulse block lie outside of it")
                 found.append(inside + start)
         places = np.concatenate(found)
-        if kernels.blocks().check_places(places, block.size) != k:
-            raise FormatError("the places of a pulse block do not ascend or lie outside of it")
-        return places, np.frombuffer(content, block.dtype.lane, k, position)
+        return checked(block, places, base, np.frombuffer(content, block.dtype.lane, k, position))
 
 
 def _decompress(data: memoryview, block: Block) -> bytes:

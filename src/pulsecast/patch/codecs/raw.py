@@ -11,7 +11,7 @@ import numpy as np
 from ... import kernels
 from ...dtypes import Lanes
 from ...errors import FormatError, TruncatedError
-from ...kernels import Places
+from ...kernels import Changes, Places
 from ..boxes import Block, BoxMap
 from .survey import Survey
 
@@ -19,11 +19,10 @@ _SUB = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """Places in a block and the new lanes there."""
+class Diff:
+    """The changes of a block on their way to bytes."""
 
-    places: Places
-    values: Lanes
+    changes: Changes
 
 
 class DiffEncoder:
@@ -34,9 +33,10 @@ class DiffEncoder:
     def __init__(self, boxes: BoxMap, surveys: Mapping[int, Survey]) -> None:
         self._boxes = boxes
 
-    def split(self, block: Block, old: Lanes, new: Lanes) -> Changes:
+    def split(self, block: Block, old: Lanes, new: Lanes) -> Diff:
         """The changes of a block."""
-        return Changes(*kernels.diff(old, new))
+        places, values = kernels.diff(old, new)
+        return Diff(Changes(places, kernels.blocks().gather(old, places), values))
 
     def learn(self, sample: Iterable[tuple[Block, Any]]) -> None:
         """Nothing to learn."""
@@ -49,11 +49,11 @@ class DiffEncoder:
 class RawEncoder(DiffEncoder):
     """Writes spec section 6."""
 
-    def write(self, block: Block, split: Changes) -> bytes:
+    def write(self, block: Block, split: Diff) -> bytes:
         """The payload of a sparse block."""
-        counts = np.bincount(split.places // _SUB, minlength=-(-block.size // _SUB)).astype("<u4")
-        places = (split.places % _SUB).astype("<u2")
-        return counts.tobytes() + places.tobytes() + split.values.tobytes()
+        places = split.changes.places
+        counts = np.bincount(places // _SUB, minlength=-(-block.size // _SUB)).astype("<u4")
+        return counts.tobytes() + (places % _SUB).astype("<u2").tobytes() + split.changes.new.tobytes()
 
 
 class RawDecoder:
@@ -63,8 +63,8 @@ class RawDecoder:
         if len(tables):
             raise FormatError("a raw part has no tables")
 
-    def read(self, block: Block, data: memoryview, base: Lanes) -> tuple[Places, Lanes]:
-        """Places and new lanes of a sparse block."""
+    def read(self, block: Block, data: memoryview, base: Lanes) -> Changes:
+        """The changes of a sparse block."""
         subs = -(-block.size // _SUB)
         if len(data) < 4 * subs:
             raise TruncatedError("a raw block ends inside its counts")
@@ -75,6 +75,11 @@ class RawDecoder:
         inside = np.frombuffer(data, "<u2", k, 4 * subs).astype(np.int64)
         places = inside + np.repeat(np.arange(subs, dtype=np.int64) * _SUB, counts)
         values = np.frombuffer(data, block.dtype.lane, k, 4 * subs + 2 * k)
-        if kernels.blocks().check_places(places, block.size) != k:
-            raise FormatError("the places of a raw block do not ascend or lie outside of it")
-        return places, values
+        return checked(block, places, base, values)
+
+
+def checked(block: Block, places: Places, base: Lanes, values: Lanes) -> Changes:
+    """The changes of a block, once their places are known to ascend inside of it."""
+    if kernels.blocks().check_places(places, block.size) != len(places):
+        raise FormatError("the places of a block do not ascend or lie outside of it")
+    return Changes(places, kernels.blocks().gather(base, places), values)

@@ -18,7 +18,7 @@ from ..boxes import BoxMap, Segment
 from ..state import State
 
 _SLICES = 64
-_SLICE = 1 << 14
+_SLICE = 1 << 13
 _BITS_PER_CLASS = 160  # tables and counts of one class, about
 
 Floats = npt.NDArray[np.float64]

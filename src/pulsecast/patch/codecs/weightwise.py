@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...dtypes import Lanes
 from ...errors import FormatError
-from ...kernels import CLASSES, Places, blocks
+from ...kernels import CLASSES, Changes, Tokens, blocks
 from ...kernels.rans import SYMBOLS, U32, U64, Slots
 from ..boxes import Block, BoxMap
 from ..tables import Tables, build, read_tables, write_tables
 from .survey import Survey
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The changes of a block: places ascending; gaps and zig-zag differences class by class."""
-
-    places: Places
-    gaps: U32
-    diffs: U64
-    counts: U32
 
 
 class WeightwiseEncoder:
@@ -37,7 +26,7 @@ class WeightwiseEncoder:
 
     def split(self, block: Block, old: Lanes, new: Lanes) -> Tokens:
         """The changes of a block."""
-        return Tokens(*blocks().tokenise(self._classes[block.dtype.code], old, new))
+        return blocks().tokenise(self._classes[block.dtype.code], old, new)
 
     def learn(self, sample: Iterable[tuple[Block, Tokens]]) -> None:
         """Fit the tables."""
@@ -79,8 +68,8 @@ class WeightwiseDecoder:
             self._slots[code],
         )  # fmt: skip
 
-    def read(self, block: Block, data: memoryview, base: Lanes) -> tuple[Places, Lanes]:
-        """Places and new lanes of a sparse block."""
+    def read(self, block: Block, data: memoryview, base: Lanes) -> Changes:
+        """The changes of a sparse block."""
         counts, gaps, diffs = self.split(block, data)
         found = blocks().locate(self._tables[block.dtype.code].classes, base, counts, gaps, diffs)
         if found is None:
