@@ -16,9 +16,7 @@ from .errors import ArrayError, UnsupportedVersionError
 Lanes = npt.NDArray[np.unsignedinteger]
 """A one-dimensional array of bit patterns: uint8, uint16, uint32 or uint64."""
 
-LANE_TYPES: dict[int, np.dtype[np.unsignedinteger]] = {
-    w: np.dtype(f"<u{w}") for w in (1, 2, 4, 8)
-}
+LANE_TYPES: dict[int, np.dtype[np.unsignedinteger]] = {w: np.dtype(f"<u{w}") for w in (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,13 @@ def before(owner, name):
     setattr(owner, name, replaced)
 
 def half_scattered(self):
-    for number, (change, old) in enumerate(entries(self)):
+    for number, change in enumerate(entries(self)):
         if number == count:
             lanes = self._checkpoint.state.arrays[change.tensor]
             half = (len(old) + 1) // 2
-            lanes[change.flat()[:half]] = change.values[:half]
+            lanes[change.flat()[:half]] = change.new[:half]
             die()
-        yield change, old
+        yield change
 
 journal_file.RECORD_MAX = 64   # more records, more moments to die
 entries = journal.Journal.entries

@@ -56,21 +56,21 @@ def begin(checkpoint: Checkpoint, target: dict, base: bytes, goal: bytes) -> Jou
         new = np.frombuffer(target[spec.name][2], spec.dtype.lane)
         if len(spec.shape) == 2:
             places = np.flatnonzero(old != new).astype(np.int64)
-            journal.record(Change(i, 0, places, new[places]), old[places])
+            journal.record(Change(i, 0, places, old[places], new[places]))
         elif spec.size:
-            journal.record(Change(i, 0, None, new), old.copy())
+            journal.record(Change(i, 0, None, old.copy(), new))
     return journal
 
 
 def scatter(checkpoint: Checkpoint, journal: Journal, stop_after: int | None = None) -> int:
     """Writes the new bits, as an apply does; gives the number of records."""
     count = 0
-    for entry, old in journal.entries():
+    for entry in journal.entries():
         if count == stop_after:
             break
         lanes = checkpoint.state.arrays[entry.tensor]
-        assert np.array_equal(lanes[entry.flat()], old)
-        lanes[entry.flat()] = entry.values
+        assert np.array_equal(lanes[entry.flat()], entry.old)
+        lanes[entry.flat()] = entry.new
         count += 1
     return count
 
@@ -338,15 +338,15 @@ def test_long_changes_are_cut_into_records(tmp_path: Path, monkeypatch: pytest.M
     lanes = np.arange(8, dtype=np.uint16)
     with path.open("wb") as file:
         writer = journal_file.JournalWriter(file, identity)
-        writer.write(Change(0, 0, places, lanes + 1), lanes)
-        writer.write(Change(1, 4, None, lanes + 2), lanes)
+        writer.write(Change(0, 0, places, lanes, lanes + 1))
+        writer.write(Change(1, 4, None, lanes, lanes + 2))
         writer.finish()
 
     layout = Layout([TensorSpec(name, by_name("BF16"), (1 << 34,)) for name in "ab"])
     records = list(journal_file.JournalReader(path).records(layout))
-    assert [len(old) for _, old in records] == [5, 1, 2, 5, 3]
-    assert np.concatenate([c.flat() for c, _ in records[:3]]).tolist() == places.tolist()
-    assert np.concatenate([c.flat() for c, _ in records[3:]]).tolist() == [*range(4, 12)]
+    assert [len(c.old) for c in records] == [5, 1, 2, 5, 3]
+    assert np.concatenate([c.flat() for c in records[:3]]).tolist() == places.tolist()
+    assert np.concatenate([c.flat() for c in records[3:]]).tolist() == [*range(4, 12)]
     for part, added in ((records[:3], 1), (records[3:], 2)):
-        assert np.array_equal(np.concatenate([old for _, old in part]), lanes)
-        assert np.array_equal(np.concatenate([c.values for c, _ in part]), lanes + added)
+        assert np.array_equal(np.concatenate([c.old for c in part]), lanes)
+        assert np.array_equal(np.concatenate([c.new for c in part]), lanes + added)

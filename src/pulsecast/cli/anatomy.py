@@ -16,7 +16,6 @@ from pulsecast.patch.digest import state_root
 from pulsecast.patch.layout import Layout
 from pulsecast.patch.part import MODES, SPARSE, BoundPart
 from pulsecast.patch.state import State
-from pulsecast.patch.transaction import read
 
 Zigzag = npt.NDArray[np.uint64]
 """ULP differences numbered +1, −1, +2, −2 … from 0 (spec section 8)."""
@@ -165,10 +164,9 @@ def _without_base(bound: tuple[BoundPart, ...]) -> Iterator[Zigzag]:
 def _with_base(patch: Patch, base: State, threads: int | None) -> Iterator[Zigzag]:
     for block in patch.decode(base, threads=threads):
         for change in block:
-            old = read(base, change)
-            differs = old != change.values
+            differs = change.old != change.new
             is_float = base.layout.tensors[change.tensor].dtype.is_float
-            yield zigzag(old[differs], change.values[differs], is_float)
+            yield zigzag(change.old[differs], change.new[differs], is_float)
 
 
 class _Histogram:

@@ -190,4 +190,4 @@ def digest(array: Any, start: int = 0) -> int:
 
 def digest_change(places: Places, old: Lanes, new: Lanes, start: int = 0) -> int:
     """What a tensor's sum changes by, mod 2^64, when the bits at ``start + places`` turn from old into new."""
-    return _current.digest_change(places, start, lanes(old), lanes(new))
+    return _current.digest_change(places, start % (1 << 64), lanes(old), lanes(new))

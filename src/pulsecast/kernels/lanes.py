@@ -37,7 +37,9 @@ def _of_numpy(array: np.ndarray[Any, Any]) -> Lanes:
     if array.dtype.hasobject or array.dtype.fields or width not in LANE_TYPES:
         raise ArrayError(f"arrays of dtype {array.dtype} have no lanes of 1, 2, 4 or 8 bytes")
     if array.dtype.byteorder == ">":
-        raise ArrayError("the array is big-endian: convert it with .astype(dtype.newbyteorder('<'))")
+        raise ArrayError(
+            "the array is big-endian: convert it with .astype(dtype.newbyteorder('<'))"
+        )
     if not array.flags.c_contiguous:
         raise ArrayError(
             f"the array of shape {array.shape} is not contiguous: pass np.ascontiguousarray(array)"

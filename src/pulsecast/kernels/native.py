@@ -28,7 +28,9 @@ _RANGE = -2
 
 
 class _ClassMap(ctypes.Structure):
-    _fields_ = [(name, c_int32) for name in ("width", "mantissa_bits", "exponent_mask", "lo", "classes")]
+    _fields_ = [
+        (name, c_int32) for name in ("width", "mantissa_bits", "exponent_mask", "lo", "classes")
+    ]
 
 
 _ERRORS: dict[int, tuple[type[Exception], str]] = {
@@ -36,7 +38,10 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     _RANGE: (FormatError, "a block holds a count, gap or difference out of range"),
     -3: (FormatError, "a block does not end where its streams end"),
     -4: (MemoryError, "no memory for a block"),
-    -6: (ArrayError, "a block was given to the core with a width, size or class map it does not know"),
+    -6: (
+        ArrayError,
+        "a block was given to the core with a width, size or class map it does not know",
+    ),
 }
 
 
@@ -60,7 +65,9 @@ def load() -> ctypes.CDLL:
         raise BackendUnavailableError(f"{LIBRARY} is of another release: reinstall pulsecast")
     simd = os.environ.get("PULSECAST_SIMD")
     if simd and core.pc_use(simd.encode()) != 0:
-        raise BackendUnavailableError(f"PULSECAST_SIMD={simd}: this machine or build does not have it")
+        raise BackendUnavailableError(
+            f"PULSECAST_SIMD={simd}: this machine or build does not have it"
+        )
     return core
 
 
@@ -98,7 +105,9 @@ def _same(*arrays: Lanes) -> int:
     first = arrays[0]
     for array in arrays:
         if array.dtype != first.dtype or len(array) != len(first):
-            raise ArrayError(f"lanes differ: {len(first)} of {first.dtype}, {len(array)} of {array.dtype}")
+            raise ArrayError(
+                f"lanes differ: {len(first)} of {first.dtype}, {len(array)} of {array.dtype}"
+            )
         if not array.flags.c_contiguous:
             raise ArrayError("lanes are not contiguous")
     return first.dtype.itemsize
@@ -247,7 +256,9 @@ class Native:
         """Counts per class, gaps and differences of a sparse block, without a look at a weight."""
         block = np.frombuffer(data, np.uint8)
         counts = np.empty(CLASSES, np.uint32)
-        k = self._core.pc_decode_counts(block.ctypes.data, len(block), classes, size, counts.ctypes.data)
+        k = self._core.pc_decode_counts(
+            block.ctypes.data, len(block), classes, size, counts.ctypes.data
+        )
         if k < 0:
             _raise(k)
         gaps, diffs = np.empty(k, np.uint32), np.empty(k, np.uint64)

@@ -61,7 +61,9 @@ def histogram(gaps: U32, diffs: U64, counts: U32) -> tuple[U32, U32]:
     tables = []
     for numbers in (gaps, diffs):
         flat = cls * SYMBOLS + tokens_of(numbers)
-        tables.append(np.bincount(flat, minlength=CLASSES * SYMBOLS).astype(np.uint32).reshape(shape))
+        tables.append(
+            np.bincount(flat, minlength=CLASSES * SYMBOLS).astype(np.uint32).reshape(shape)
+        )
     return tables[0], tables[1]
 
 
@@ -89,7 +91,9 @@ def encode(gaps: U32, diffs: U64, counts: U32, classes: int, frequencies: Freque
             x >>= 16
         states[kind] = ((x // f) << _SLOT_BITS) + x % f + int(starts[kind, c, symbol])
     tail = np.array(words[::-1], "<u2").tobytes()
-    return head + np.array(states, "<u4").tobytes() + write_varint(len(words)) + tail + bits.finish()
+    return (
+        head + np.array(states, "<u4").tobytes() + write_varint(len(words)) + tail + bits.finish()
+    )
 
 
 def decode_counts(data: bytes, classes: int, size: int) -> tuple[U32, int]:
@@ -105,9 +109,7 @@ def decode_counts(data: bytes, classes: int, size: int) -> tuple[U32, int]:
     return counts, position
 
 
-def decode(
-    data: bytes, classes: int, width: int, size: int, slots: Slots
-) -> tuple[U32, U32, U64]:
+def decode(data: bytes, classes: int, width: int, size: int, slots: Slots) -> tuple[U32, U32, U64]:
     """Counts per class, gaps and zig-zag differences of a sparse block, without a look at a weight."""
     counts, position = decode_counts(data, classes, size)
     if len(data) < position + 8:

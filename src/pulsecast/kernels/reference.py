@@ -27,7 +27,9 @@ def mix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
-_TABLE = mix(np.arange(1, KEY_RUN + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+_TABLE = mix(
+    np.arange(1, KEY_RUN + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+) | np.uint64(1)
 
 
 def keys(positions: U64) -> U64:
@@ -176,9 +178,7 @@ def tokenise(classes: ClassMap, old: Lanes, new: Lanes) -> Tokens:
     return Tokens(Changes(places, old[places], values), gaps, diffs, counts)
 
 
-def locate(
-    classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64
-) -> Changes | None:
+def locate(classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64) -> Changes | None:
     """The changes of class-ordered gaps and differences; None when a rank lies outside its class."""
     order, starts = _class_order(classes_of(base, classes))
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,9 @@ class BoxMap:
         self.layout = layout
         self.whole = boxes is None
         if boxes is None:
-            boxes = [Box(i, (0,) * len(t.shape), t.shape) for i, t in enumerate(layout.tensors) if t.size]
+            boxes = [
+                Box(i, (0,) * len(t.shape), t.shape) for i, t in enumerate(layout.tensors) if t.size
+            ]
         self.boxes = tuple(sorted(boxes, key=self._order))
         self.block_log2 = block_log2
         if not self.whole:
@@ -88,7 +90,9 @@ class BoxMap:
 
     def _order(self, box: Box) -> tuple[int, int, tuple[int, ...]]:
         if not 0 <= box.tensor < len(self.layout.tensors):
-            raise FormatError(f"a box names tensor {box.tensor}, the layout has {len(self.layout.tensors)}")
+            raise FormatError(
+                f"a box names tensor {box.tensor}, the layout has {len(self.layout.tensors)}"
+            )
         return self.layout.tensors[box.tensor].dtype.code, box.tensor, box.start
 
     def dtype(self, box: int) -> DType:
@@ -104,9 +108,7 @@ class BoxMap:
         weights = 0
         for i, box in enumerate(self.boxes):
             dtype = self.dtype(i)
-            if gathered and (
-                weights + box.size > most or self.dtype(gathered[0].box) != dtype
-            ):
+            if gathered and (weights + box.size > most or self.dtype(gathered[0].box) != dtype):
                 blocks.append(Block(self.dtype(gathered[0].box), tuple(gathered)))
                 gathered, weights = [], 0
             if box.size > most:
@@ -127,6 +129,13 @@ class BoxMap:
         if partial and any(b.shape[d] != 1 for d in range(partial[-1])):
             return None
         return _flat(b.start, shape)
+
+    def segments(self, block: Block) -> Iterator[tuple[Segment, int]]:
+        """The segments of a block and where they start in it."""
+        start = 0
+        for segment in block.segments:
+            yield segment, start
+            start += segment.size
 
     def read(self, state: State, block: Block) -> Lanes:
         """The lanes of a block: a view where it is one run of a tensor, else a copy."""
@@ -194,13 +203,17 @@ def parse_boxes(text: str, layout: Layout) -> list[Box] | None:
         for row in rows:
             tensor = _integer(row[0])
             if not 0 <= tensor < len(layout.tensors):
-                raise HeaderError(f"a box names tensor {tensor}, the layout has {len(layout.tensors)}")
+                raise HeaderError(
+                    f"a box names tensor {tensor}, the layout has {len(layout.tensors)}"
+                )
             shape = layout.tensors[tensor].shape
             if len(row) == 1:
                 boxes.append(Box(tensor, (0,) * len(shape), shape))
             else:
                 _, start, lengths = row
-                boxes.append(Box(tensor, tuple(map(_integer, start)), tuple(map(_integer, lengths))))
+                boxes.append(
+                    Box(tensor, tuple(map(_integer, start)), tuple(map(_integer, lengths)))
+                )
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if isinstance(error, HeaderError):
             raise
@@ -231,10 +244,13 @@ def _check_boxes(layout: Layout, boxes: Sequence[Box]) -> None:
     for box in boxes:
         shape = layout.tensors[box.tensor].shape
         inside = len(box.start) == len(box.shape) == len(shape) and all(
-            0 <= s and 1 <= n and s + n <= d for s, n, d in zip(box.start, box.shape, shape, strict=True)
+            s >= 0 and n >= 1 and s + n <= d
+            for s, n, d in zip(box.start, box.shape, shape, strict=True)
         )
         if not inside:
-            raise FormatError(f"a box is empty or lies outside of {layout.tensors[box.tensor]}: {box}")
+            raise FormatError(
+                f"a box is empty or lies outside of {layout.tensors[box.tensor]}: {box}"
+            )
         by_tensor.setdefault(box.tensor, []).append(box)
     for group in by_tensor.values():
         require_disjoint(group)

@@ -11,7 +11,7 @@ import numpy as np
 from ..dtypes import Lanes
 from ..errors import FormatError, HeaderError
 from ..kernels import Changes, Places
-from .boxes import Box, require_disjoint
+from .boxes import Box, BoxMap, Segment, require_disjoint
 from .layout import Layout
 from .parallel import ordered_map
 from .part import UNCHANGED, BoundPart, Part
@@ -20,18 +20,19 @@ from .state import State
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New lanes in one tensor: at ``places`` of it, or all from ``start`` when places is None."""
+    """Lanes of one tensor before and after: at ``start + places``, or from ``start`` on without a gap."""
 
     tensor: int
     start: int
     places: Places | None
-    values: Lanes
+    old: Lanes
+    new: Lanes
 
     def flat(self) -> Places:
         """The places in the tensor."""
-        if self.places is not None:
-            return self.places
-        return np.arange(self.start, self.start + len(self.values), dtype=np.int64)
+        if self.places is None:
+            return np.arange(self.start, self.start + len(self.new), dtype=np.int64)
+        return self.places + self.start
 
 
 class Patch:
@@ -53,9 +54,13 @@ class Patch:
             h = part.header
             same = (h.layout_id, h.base, h.target, h.parts)
             if same != (first.layout_id, first.base, first.target, first.parts):
-                raise HeaderError(f"{part.where} belongs to another patch than {self.parts[0].where}")
+                raise HeaderError(
+                    f"{part.where} belongs to another patch than {self.parts[0].where}"
+                )
             if h.part != i or first.parts != len(self.parts):
-                raise HeaderError(f"a patch of {first.parts} parts was given {len(self.parts)}, or one twice")
+                raise HeaderError(
+                    f"a patch of {first.parts} parts was given {len(self.parts)}, or one twice"
+                )
         self.base, self.target, self.layout_id = first.base, first.target, first.layout_id
         self.layout = next((p.header.layout for p in self.parts if p.header.layout), None)
         self.codecs = sorted({part.header.codec for part in self.parts})
@@ -126,31 +131,20 @@ def _decode_part(
 
     def read(i: int) -> tuple[list[Change], list[tuple[int, int]]]:
         block = boxes.blocks[i]
-        found = part.read(i, boxes.read(state, block))
-        places, values = (found.places, found.new) if isinstance(found, Changes) else (None, found)
+        base = boxes.read(state, block)
+        found = part.read(i, base)
         changes, counts = [], []
-        start = 0
-        for segment in block.segments:
-            tensor = boxes.boxes[segment.box].tensor
-            if places is None:
-                base = boxes.read_segment(state, segment)
-                piece = values[start : start + segment.size]
-                counts.append((segment.box, int(np.count_nonzero(base != piece))))
-                offset = boxes.offset(segment.box)
-                if offset is not None:
-                    changes.append(Change(tensor, offset + segment.start, None, piece))
-                else:
-                    at = boxes.places(segment, np.arange(segment.size, dtype=np.int64))
-                    changes.append(Change(tensor, 0, at, piece))
+        for segment, start in boxes.segments(block):
+            piece = slice(start, start + segment.size)
+            if isinstance(found, Changes):
+                change = _sparse(boxes, segment, start, found)
+                count = len(change.new)
             else:
-                first, last = np.searchsorted(places, (start, start + segment.size))
-                counts.append((segment.box, int(last - first)))
-                if last > first:
-                    at = boxes.places(segment, places[first:last] - start)
-                    changes.append(Change(tensor, 0, at, values[first:last]))
-            start += segment.size
-        if wanted is not None:
-            changes = [change for change in changes if change.tensor in wanted]
+                change = _dense(boxes, segment, base[piece].copy(), found[piece])
+                count = int(np.count_nonzero(change.old != change.new))
+            counts.append((segment.box, count))
+            if count and (wanted is None or change.tensor in wanted):
+                changes.append(change)
         return changes, counts
 
     def items() -> Iterator[int]:
@@ -173,3 +167,25 @@ def _decode_part(
             raise FormatError(
                 f"{part.where}: box {box} has {count} changes, {declared.get(box, 0)} are declared"
             )
+
+
+def _sparse(boxes: BoxMap, segment: Segment, start: int, found: Changes) -> Change:
+    """The changes of a block that fall into a segment that starts at ``start`` in it."""
+    tensor, offset = boxes.boxes[segment.box].tensor, boxes.offset(segment.box)
+    first, last = np.searchsorted(found.places, (start, start + segment.size))
+    old, new = found.old[first:last], found.new[first:last]
+    inside = found.places[first:last]
+    if start:
+        inside = inside - start
+    if offset is None:
+        return Change(tensor, 0, boxes.places(segment, inside), old, new)
+    return Change(tensor, offset + segment.start, inside, old, new)
+
+
+def _dense(boxes: BoxMap, segment: Segment, old: Lanes, new: Lanes) -> Change:
+    """All weights of a segment as one change."""
+    tensor, offset = boxes.boxes[segment.box].tensor, boxes.offset(segment.box)
+    if offset is None:
+        places = boxes.places(segment, np.arange(segment.size, dtype=np.int64))
+        return Change(tensor, 0, places, old, new)
+    return Change(tensor, offset + segment.start, None, old, new)

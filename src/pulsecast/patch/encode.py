@@ -23,7 +23,17 @@ from .boxes import Block, Box, BoxMap
 from .codecs.survey import Survey, survey
 from .digest import Progress, Sums
 from .parallel import ordered_map
-from .part import BLOCK_LOG2, DENSE, GROUP, MODES, SPARSE, UNCHANGED, PartHeader, Touched, write_part
+from .part import (
+    BLOCK_LOG2,
+    DENSE,
+    GROUP,
+    MODES,
+    SPARSE,
+    UNCHANGED,
+    PartHeader,
+    Touched,
+    write_part,
+)
 from .state import State
 
 _CHANGES_PER_BLOCK = 1 << 13  # enough that a block's own overhead is below 1 %
@@ -149,7 +159,9 @@ def encode(
             boxes=covered.to_json(),
             block_log2=covered.block_log2,
             touched=tuple(
-                Touched(box, touched[box][0], _box_sum(covered, box, old, base_sums, touched[box][1]))
+                Touched(
+                    box, touched[box][0], _box_sum(covered, box, old, base_sums, touched[box][1])
+                )
                 for box in sorted(touched)
             ),
             hashes=(blake3(bytes(index)).update(tables).digest(), *hashes),
@@ -194,9 +206,7 @@ def _block_log2(surveys: dict[int, Survey]) -> int:
 class _Work:
     """Encodes blocks in any order; those that were split for the sample are not split again."""
 
-    def __init__(
-        self, boxes: BoxMap, encoder: codecs.BlockEncoder, old: State, new: State
-    ) -> None:
+    def __init__(self, boxes: BoxMap, encoder: codecs.BlockEncoder, old: State, new: State) -> None:
         self._boxes, self._encoder, self._old, self._new = boxes, encoder, old, new
         self._kept: dict[int, Any] = {}
 
@@ -244,14 +254,19 @@ def _spread(n: int) -> list[int]:
 
 
 def _touched(boxes: BoxMap, block: Block, changes: Changes) -> Iterator[tuple[int, int, int]]:
-    start = 0
-    for segment in block.segments:
+    """Box, number of changes and change of the sum, for every segment with changes."""
+    for segment, start in boxes.segments(block):
         first, last = np.searchsorted(changes.places, (start, start + segment.size))
         if last > first:
-            at = boxes.places(segment, changes.places[first:last] - start)
-            change = kernels.digest_change(at, changes.old[first:last], changes.new[first:last])
+            places, offset = changes.places[first:last], boxes.offset(segment.box)
+            if offset is None:
+                places, origin = boxes.places(segment, places - start), 0
+            else:
+                origin = offset + segment.start - start
+            change = kernels.digest_change(
+                places, changes.old[first:last], changes.new[first:last], origin
+            )
             yield segment.box, int(last - first), change
-        start += segment.size
 
 
 def _box_sum(boxes: BoxMap, box: int, old: State, base_sums: Sums, change: int) -> int:

@@ -72,10 +72,16 @@ class Layout:
             sorted(tensors, key=lambda tensor: tensor.name.encode())
         )
         if len(self.tensors) > MAX_TENSORS:
-            raise LimitError(f"a layout has {len(self.tensors)} tensors, at most {MAX_TENSORS} allowed")
+            raise LimitError(
+                f"a layout has {len(self.tensors)} tensors, at most {MAX_TENSORS} allowed"
+            )
         self._index = {tensor.name: i for i, tensor in enumerate(self.tensors)}
         if len(self._index) != len(self.tensors):
-            twice = [a.name for a, b in zip(self.tensors, self.tensors[1:], strict=False) if a.name == b.name]
+            twice = [
+                a.name
+                for a, b in zip(self.tensors, self.tensors[1:], strict=False)
+                if a.name == b.name
+            ]
             raise LayoutError(f"tensor {twice[0]!r} appears twice")
 
     @cached_property
@@ -124,7 +130,9 @@ class Layout:
                 if isinstance(name, str)
             ]
         except (ValueError, TypeError, RecursionError) as error:
-            raise HeaderError(f"a layout is not a JSON list of [name, dtype, shape]: {error}") from error
+            raise HeaderError(
+                f"a layout is not a JSON list of [name, dtype, shape]: {error}"
+            ) from error
         layout = cls(tensors)
         if layout.to_json() != data:
             raise HeaderError("a layout is not in its canonical form")

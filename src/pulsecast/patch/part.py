@@ -17,7 +17,12 @@ from blake3 import blake3
 
 from ..dtypes import Lanes
 from ..errors import (
-    FormatError, HashMismatchError, HeaderError, LayoutMismatchError, LimitError, TruncatedError,
+    FormatError,
+    HashMismatchError,
+    HeaderError,
+    LayoutMismatchError,
+    LimitError,
+    TruncatedError,
     UnsupportedVersionError,
 )  # fmt: skip
 from ..kernels import Changes
@@ -143,7 +148,9 @@ def _read_layout(metadata: dict[str, str], layout_id: bytes) -> Layout:
         size = zstandard.frame_content_size(frame)
         if not 0 <= size <= _MAX_LAYOUT:
             raise LimitError(f"a layout of {size} bytes, at most {_MAX_LAYOUT} allowed")
-        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
+        data = zstandard.ZstdDecompressor().decompress(
+            frame, max_output_size=size, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise HeaderError(f"the patch's layout is no zstd frame: {error}") from error
     layout = Layout.from_json(data)
@@ -155,7 +162,11 @@ def _read_layout(metadata: dict[str, str], layout_id: bytes) -> Layout:
 def _write_touched(touched: tuple[Touched, ...]) -> bytes:
     out, previous = bytearray(), -1
     for t in touched:
-        out += write_varint(t.box - previous - 1) + write_varint(t.changes) + t.sum.to_bytes(8, "little")
+        out += (
+            write_varint(t.box - previous - 1)
+            + write_varint(t.changes)
+            + t.sum.to_bytes(8, "little")
+        )
         previous = t.box
     return bytes(out)
 
@@ -249,7 +260,9 @@ class BoundPart:
             raise FormatError(f"{self.where}: {len(header.hashes) - 1} hashes for {groups} groups")
         self.decoder = codecs.decoder(header.codec, self.boxes, tables)
 
-    def _read_index(self, index: memoryview, payload: int) -> tuple[list[int], list[tuple[int, int]]]:
+    def _read_index(
+        self, index: memoryview, payload: int
+    ) -> tuple[list[int], list[tuple[int, int]]]:
         modes, extents = [], []
         position = start = 0
         for block in self.boxes.blocks:

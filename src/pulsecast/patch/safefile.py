@@ -61,7 +61,9 @@ def read_header(data: memoryview | bytes, file_size: int | None = None) -> SafeH
         raise TruncatedError("a safetensors file has at least 8 bytes")
     length = int.from_bytes(data[:8], "little")
     if length > MAX_HEADER:
-        raise LimitError(f"a safetensors header declares {length} bytes, at most {MAX_HEADER} allowed")
+        raise LimitError(
+            f"a safetensors header declares {length} bytes, at most {MAX_HEADER} allowed"
+        )
     if 8 + length > len(data):
         raise TruncatedError("a safetensors header ends beyond the file")
     try:

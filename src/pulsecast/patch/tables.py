@@ -13,7 +13,14 @@ from ..errors import FormatError
 from ..kernels import CLASSES, ClassMap
 from ..kernels.bits import BitReader, BitWriter
 from ..kernels.rans import (
-    ESCAPE, LAST_TOKEN, SLOTS, SYMBOLS, U32, Frequencies, Slots, token_start,
+    ESCAPE,
+    LAST_TOKEN,
+    SLOTS,
+    SYMBOLS,
+    U32,
+    Frequencies,
+    Slots,
+    token_start,
 )  # fmt: skip
 
 EXPLICIT = 255
@@ -22,7 +29,9 @@ _ROOTS = (
     4294967296, 3938502376, 3611622603, 3311872529, 3037000500, 2784941738, 2553802834, 2341847524,
 )  # fmt: skip
 _TOP = 3584  # how the most frequent token of an explicit table is written: larger than any other can be
-_MOST = SLOTS - 2  # what all others may add up to, so that the most frequent one and escape keep a slot
+_MOST = (
+    SLOTS - 2
+)  # what all others may add up to, so that the most frequent one and escape keep a slot
 Row = npt.NDArray[np.int64]
 """One number per symbol."""
 
@@ -183,7 +192,9 @@ def build(classes: ClassMap, gap_tokens: U32, value_tokens: U32) -> Tables:
         code, rows[0, c] = fit_gaps(gap_tokens[c])
         codes.append(code)
         rows[1, c] = fit(value_tokens[c])
-        if not rows[1, c].any():  # a class may be empty in the sample only: escape can say everything
+        if not rows[
+            1, c
+        ].any():  # a class may be empty in the sample only: escape can say everything
             rows[1, c, 0] = _TOP
     return Tables(classes, codes, rows)
 

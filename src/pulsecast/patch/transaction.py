@@ -31,65 +31,69 @@ class ApplyReport:
 
 
 class ChangeLog(Protocol):
-    """Changes and the old bits they replace, kept until the new state is proved.
+    """Changes with the old bits they replace, kept until the new state is proved."""
 
-    `apply` calls ``record`` for every change while the state is still the base, then ``seal``; then it
-    writes what ``entries`` gives, in any number of calls; then ``commit``, or after an error anywhere
-    ``rollback``, which must leave the base.
-    """
+    def record(self, change: Change) -> None:
+        """Keep a change; the state is still the base."""
 
-    def record(self, change: Change, old: Lanes) -> None: ...
-    def seal(self) -> None: ...
-    def entries(self) -> Iterator[tuple[Change, Lanes]]: ...
-    def commit(self) -> None: ...
-    def rollback(self, state: State) -> None: ...
+    def seal(self) -> None:
+        """All changes are known; from here on the state may be written."""
+
+    def entries(self) -> Iterator[Change]:
+        """What was recorded, in order."""
+
+    def commit(self) -> None:
+        """The target is proved; forget the old bits."""
+
+    def rollback(self, state: State) -> None:
+        """Leave the base, whatever was written since `seal`."""
 
 
 class MemoryLog:
     """A log in memory, of the size of the changes: for states that do not outlive the process."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Change, Lanes]] = []
+        self._changes: list[Change] = []
         self._sealed = False
 
-    def record(self, change: Change, old: Lanes) -> None:
-        """Keep a change and the bits it will replace."""
-        self._entries.append((change, old))
+    def record(self, change: Change) -> None:
+        """Keep a change."""
+        self._changes.append(change)
 
     def seal(self) -> None:
         """From here on the state may be written."""
         self._sealed = True
 
-    def entries(self) -> Iterator[tuple[Change, Lanes]]:
+    def entries(self) -> Iterator[Change]:
         """What was recorded."""
-        return iter(self._entries)
+        return iter(self._changes)
 
     def commit(self) -> None:
-        """The target is proved; the old bits are not needed any more."""
-        self._entries.clear()
+        """Forget the old bits."""
+        self._changes.clear()
 
     def rollback(self, state: State) -> None:
         """Write the old bits back."""
         if self._sealed:
-            for change, old in self._entries:
-                write(state, change, old)
-        self._entries.clear()
+            for change in self._changes:
+                write(state, change, change.old)
+        self._changes.clear()
 
 
 def write(state: State, change: Change, values: Lanes) -> None:
-    """Put values where a change lies."""
-    array = state.arrays[change.tensor]
+    """Put values, its old or its new lanes, where a change lies."""
+    array = state.arrays[change.tensor][change.start :]
     if change.places is None:
-        array[change.start : change.start + len(values)] = values
+        array[: len(values)] = values
     else:
         kernels.apply(array, change.places, values)
 
 
 def read(state: State, change: Change) -> Lanes:
-    """The bits where a change lies, copied."""
-    array = state.arrays[change.tensor]
+    """The lanes where a change lies now, copied."""
+    array = state.arrays[change.tensor][change.start :]
     if change.places is None:
-        return array[change.start : change.start + len(change.values)].copy()
+        return array[: len(change.new)].copy()
     return kernels.gather(array, change.places)
 
 
@@ -104,7 +108,7 @@ def apply(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> ApplyReport:
-    """Turn the patch's base into its target, in place and with proof; on any error it stays the base.
+    """Turn the patch's base into its target, in place and with proof, or leave it the base.
 
     Every block is decoded and checked before the first weight is written. Then the changes are
     written, read back, and the sums of what was *read* must give the target's root.
@@ -138,23 +142,17 @@ def apply(
     if disposable:
         for block in patch.decode(state, tensors, threads=threads):
             for change in block:
-                old = read(state, change)
-                write(state, change, change.values)
-                _add(after, change, old, read(state, change))
-                changed += _changed(change, old)
+                changed += _advance(state, change, after)
         _prove(patch, state, after, tensors)
     else:
         log = MemoryLog() if log is None else log
         try:
             for block in patch.decode(state, tensors, threads=threads):
                 for change in block:
-                    old = read(state, change)
-                    changed += _changed(change, old)
-                    log.record(change, old)
+                    log.record(change)
             log.seal()
-            for change, old in log.entries():
-                write(state, change, change.values)
-                _add(after, change, old, read(state, change))
+            for change in log.entries():
+                changed += _advance(state, change, after)
             _prove(patch, state, after, tensors)
         except BaseException:  # also a KeyboardInterrupt must not leave a mixture
             log.rollback(state)
@@ -169,16 +167,18 @@ def apply(
     )
 
 
-def _changed(change: Change, old: Lanes) -> int:
-    return len(old) if change.places is not None else int(np.count_nonzero(old != change.values))
-
-
-def _add(sums: Sums, change: Change, old: Lanes, now: Lanes) -> None:
+def _advance(state: State, change: Change, sums: Sums) -> int:
+    """Write a change, update the sum from what is read back, and count the weights that changed."""
+    write(state, change, change.new)
+    now = read(state, change)
     if change.places is None:
-        delta = kernels.digest(now, change.start) - kernels.digest(old, change.start)
+        delta = kernels.digest(now, change.start) - kernels.digest(change.old, change.start)
+        count = int(np.count_nonzero(change.old != change.new))
     else:
-        delta = kernels.digest_change(change.places, old, now)
+        delta = kernels.digest_change(change.places, change.old, now, change.start)
+        count = len(change.new)
     sums[change.tensor] = (int(sums[change.tensor]) + delta) % (1 << 64)
+    return count
 
 
 def _prove(patch: Patch, state: State, sums: Sums, tensors: Collection[str] | None) -> None:

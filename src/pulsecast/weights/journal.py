@@ -92,9 +92,9 @@ class Journal:
             ),
         )
 
-    def record(self, change: Change, old: Lanes) -> None:
+    def record(self, change: Change) -> None:
         """Keep a change and the bits it will replace."""
-        self._writer.write(change, old)
+        self._writer.write(change)
 
     def seal(self) -> None:
         """Return when the journal is on disk under its name: the mark "applying"."""
@@ -104,7 +104,7 @@ class Journal:
         sync_path(self._path.parent)
         self._reader = JournalReader(self._path)
 
-    def entries(self) -> Iterator[tuple[Change, Lanes]]:
+    def entries(self) -> Iterator[Change]:
         """What was recorded, read back from the sealed journal."""
         if self._reader is None:
             raise JournalError(f"the journal is not sealed: {self._path}")
@@ -118,8 +118,8 @@ class Journal:
     def rollback(self, state: State) -> None:
         """Write the old bits back, flush them and remove the journal. A no-op before `seal`."""
         if self._reader is not None:
-            for change, old in self.entries():
-                write(state, change, old)
+            for change in self.entries():
+                write(state, change, change.old)
             self._checkpoint.flush()
             self._remove()
 
@@ -204,8 +204,8 @@ def _recover(owner: Path) -> None:
         ):
             raise JournalError(f"the journal belongs to other files, in {path}: remove it")
         _require_base(checkpoint.state, journal)
-        for change, old in journal.records(checkpoint.state.layout):
-            write(checkpoint.state, change, old)
+        for change in journal.records(checkpoint.state.layout):
+            write(checkpoint.state, change, change.old)
         checkpoint.flush()
         path.unlink()
         sync_path(path.parent)
@@ -219,16 +219,16 @@ def _recover(owner: Path) -> None:
 def _require_base(state: State, journal: JournalReader) -> None:
     """Prove, before a weight is written, that rolling back gives the base and nothing else."""
     sums = tensor_sums(state)
-    for change, old in journal.records(state.layout):
+    for change in journal.records(state.layout):
         now = read(state, change)
         # Bytes, not lanes: a power loss may part the halves of a lane on a page border.
-        is_old, is_new = (_octets(now) == _octets(bits) for bits in (old, change.values))
+        is_old, is_new = (_octets(now) == _octets(bits) for bits in (change.old, change.new))
         if not np.all(is_old | is_new):
             raise JournalError(
                 f"tensor {state.layout.tensors[change.tensor].name!r} was changed after the apply "
                 f"was cut short, in {journal.path}: {_RESTORE}"
             )
-        delta = kernels.digest_change(change.flat(), now, old)
+        delta = kernels.digest_change(change.flat(), now, change.old)
         sums[change.tensor] = (int(sums[change.tensor]) + delta) % (1 << 64)
     if root(state.layout, sums).hex() != journal.identity.base:
         raise JournalError(

@@ -75,21 +75,21 @@ class JournalWriter:
         text = json.dumps(asdict(identity), sort_keys=True).encode()
         self._write(MAGIC + struct.pack("<I", len(text)) + text + _padding(4 + len(text)))
 
-    def write(self, change: Change, old: Lanes) -> None:
+    def write(self, change: Change) -> None:
         """Write a change and the bits it will replace, in as many records as it needs."""
-        begin, size = 0, len(old)
+        begin, size = 0, len(change.old)
         while begin < size:
             end = min(size, begin + RECORD_MAX)
             if change.places is None:
                 self._header(change.tensor, _RUN, change.start + begin, end - begin)
             else:
-                start = int(change.places[begin])
+                first = int(change.places[begin])
                 # Offsets in a record have 32 bits.
-                end = min(end, int(np.searchsorted(change.places, start + (1 << 32))))
-                self._header(change.tensor, _PLACES, start, end - begin)
-                self._array((change.places[begin:end] - start).astype("<u4"))
-            self._array(old[begin:end])
-            self._array(change.values[begin:end])
+                end = min(end, int(np.searchsorted(change.places, first + (1 << 32))))
+                self._header(change.tensor, _PLACES, change.start + first, end - begin)
+                self._array((change.places[begin:end] - first).astype("<u4"))
+            self._array(change.old[begin:end])
+            self._array(change.new[begin:end])
             begin = end
 
     def finish(self) -> None:
@@ -132,7 +132,7 @@ class JournalReader:
             raise self._damaged("does not have its hash")
         self.identity, self._begin = self._identity()
 
-    def records(self, layout: Layout) -> Iterator[tuple[Change, Lanes]]:
+    def records(self, layout: Layout) -> Iterator[Change]:
         """All changes and old bits as they were written, each checked against the layout.
 
         Raises:
@@ -151,8 +151,8 @@ class JournalReader:
             places: npt.NDArray[np.int64] | None = None
             if kind == _PLACES:
                 offsets, at = self._array(np.dtype("<u4"), count, at)
-                places = offsets.astype(np.int64) + start
-                last = int(places[-1])
+                places = offsets.astype(np.int64)
+                last = start + int(places[-1])
                 if offsets[0] or np.any(places[1:] <= places[:-1]):
                     raise self._damaged("has places out of order")
             elif kind == _RUN:
@@ -163,7 +163,7 @@ class JournalReader:
                 raise self._damaged(f"has places outside tensor {spec.name!r}")
             old, at = self._array(spec.dtype.lane, count, at)
             new, at = self._array(spec.dtype.lane, count, at)
-            yield Change(tensor, start, places, new), old
+            yield Change(tensor, start, places, old, new)
         if at != self._end:
             raise self._damaged("has bytes that belong to no record")
 

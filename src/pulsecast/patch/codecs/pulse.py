@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +41,7 @@ class PulseEncoder(DiffEncoder):
         """The payload of a sparse block."""
         places = split.changes.places
         counts, widths, rows, columns = b"", b"", [], []
-        start = 0
-        for segment in block.segments:
+        for segment, start in self._boxes.segments(block):
             first, last = np.searchsorted(places, (start, start + segment.size))
             counts += write_varint(int(last - first))
             if last > first:
@@ -53,7 +51,6 @@ class PulseEncoder(DiffEncoder):
                 widths += bytes([r + 16 * c])
                 rows.append(row.astype(f"<u{r}").tobytes())
                 columns.append(column.astype(f"<u{c}").tobytes())
-            start += segment.size
         content = b"".join([counts, widths, *rows, *columns, split.changes.new.tobytes()])
         return zstandard.ZstdCompressor(level=_LEVEL).compress(content)
 
@@ -114,7 +111,7 @@ class PulseDecoder:
             raise TruncatedError(f"a pulse block of {k} changes has {len(content)} bytes")
         found = [np.empty(0, np.int64)]
         streams = dict(zip([s for s, _ in used], zip(rows, columns, strict=True), strict=True))
-        for segment, start in zip(block.segments, _starts(block), strict=True):
+        for segment, start in self._boxes.segments(block):
             if segment in streams:
                 inside = _positions(*streams[segment], *_matrix(self._boxes, segment))
                 inside -= segment.start
@@ -132,17 +129,12 @@ def _decompress(data: memoryview, block: Block) -> bytes:
         if not 0 <= size <= most:
             raise LimitError(f"a pulse block declares {size} bytes, at most {most} allowed")
         # The declared size bounds the output, so a frame cannot grow beyond what was checked.
-        content = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        content = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=size, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise FormatError(f"a pulse block is no zstd frame: {error}") from error
     return content
-
-
-def _starts(block: Block) -> Iterator[int]:
-    start = 0
-    for segment in block.segments:
-        yield start
-        start += segment.size
 
 
 def _streams(

@@ -53,7 +53,9 @@ class RawEncoder(DiffEncoder):
         """The payload of a sparse block."""
         places = split.changes.places
         counts = np.bincount(places // _SUB, minlength=-(-block.size // _SUB)).astype("<u4")
-        return counts.tobytes() + (places % _SUB).astype("<u2").tobytes() + split.changes.new.tobytes()
+        return (
+            counts.tobytes() + (places % _SUB).astype("<u2").tobytes() + split.changes.new.tobytes()
+        )
 
 
 class RawDecoder:

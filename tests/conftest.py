@@ -1,0 +1,49 @@
+"""Profiles and fixtures that every tier shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from pulsecast import kernels
+from pulsecast.errors import BackendUnavailableError
+
+# Shared machines stall: no deadline. CI must not fail on luck: the same examples every time.
+settings.register_profile(
+    "local", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100
+)
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def _native_is_there() -> bool:
+    try:
+        with kernels.use("native"):
+            return True
+    except BackendUnavailableError:
+        return False
+
+
+@pytest.fixture(params=["reference", "native"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test on both backends."""
+    if request.param == "native" and not _native_is_there():
+        if os.environ.get("PULSECAST_REQUIRE_NATIVE") == "1":
+            pytest.fail("the native core was not built")
+        pytest.skip("the native core was not built")
+    with kernels.use(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def both() -> tuple[kernels.Kernels, kernels.Kernels]:
+    """The kernels of both backends: reference, native."""
+    if not _native_is_there():
+        pytest.skip("the native core was not built")
+    with kernels.use("reference"):
+        reference = kernels.blocks()
+    with kernels.use("native"):
+        return reference, kernels.blocks()
