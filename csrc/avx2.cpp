@@ -53,6 +53,7 @@ struct Avx2 {
         }
     }
     struct Counter {
+        explicit Counter(int) {}
         void operator()(const uint8_t *cls, const uint16_t *before, uint16_t *after) const {
             const __m256i a = at32(cls, 0), b = at32(cls, 1);
             const __m256i nibble = _mm256_set1_epi8(0x0F);

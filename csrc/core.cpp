@@ -70,9 +70,36 @@ uint64_t change_sum_halves(const int64_t *places, int64_t k, uint64_t start, con
     return sum;
 }
 
+// Groups of changes stay in the first-level cache between writing and reading back.
+constexpr int64_t kGroup = 1024;
+
+template <class T>
+uint64_t write_lanes(void *target, const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after) {
+    char *bytes = static_cast<char *>(target);
+    uint64_t sum = 0;
+    for (int64_t first = 0; first < k; first += kGroup) {
+        const int64_t m = k - first < kGroup ? k - first : kGroup;
+        const char *old_lanes = static_cast<const char *>(before) + first * int64_t(sizeof(T));
+        const char *new_lanes = static_cast<const char *>(after) + first * int64_t(sizeof(T));
+        for (int64_t i = 0; i < m; ++i) memcpy(bytes + places[first + i] * int64_t(sizeof(T)), new_lanes + i * int64_t(sizeof(T)), sizeof(T));
+        T now[kGroup];
+        asm volatile("" ::: "memory");  // read what is in memory, not what was just written
+        gather_lanes<T>(target, places + first, m, now);
+        if constexpr (sizeof(T) == 8)
+            sum += change_sum_halves(places + first, m, start, old_lanes, now);
+        else
+            sum += change_sum<T>(places + first, m, start, old_lanes, now);
+    }
+    return sum;
+}
+
+// Integers, or floats whose sign, exponent and mantissa fill the lane: the kernels rely on it.
 bool valid(const pc_class_map &map, int64_t n) {
-    return map.classes >= 1 && map.classes <= PC_CLASSES && map.lo >= 0 && map.lo <= map.exponent_mask && n >= 0 && n <= PC_MAX_BLOCK &&
-           map.mantissa_bits >= 0 && map.mantissa_bits < 8 * map.width && (map.exponent_mask != 0 || map.classes == 1);
+    if (map.width != 1 && map.width != 2 && map.width != 4 && map.width != 8) return false;
+    if (n < 0 || n > PC_MAX_BLOCK || map.mantissa_bits < 0 || map.lo < 0 || map.lo > map.exponent_mask || map.classes < 1) return false;
+    if (map.exponent_mask == 0) return map.mantissa_bits < 8 * map.width && map.classes == 1;
+    const int exponent_bits = 8 * map.width - 1 - map.mantissa_bits;
+    return exponent_bits >= 1 && exponent_bits <= 30 && map.exponent_mask == (1 << exponent_bits) - 1 && map.classes <= PC_CLASSES;
 }
 
 }  // namespace
@@ -122,6 +149,15 @@ int pc_gather(int width, const void *source, const int64_t *places, int64_t k, v
         case 4: gather_lanes<uint32_t>(source, places, k, out); return 0;
         case 8: gather_lanes<uint64_t>(source, places, k, out); return 0;
         default: return PC_ARGUMENT;
+    }
+}
+
+uint64_t pc_write(int width, void *target, const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after) {
+    switch (width) {
+        case 1: return write_lanes<uint8_t>(target, places, k, start, before, after);
+        case 2: return write_lanes<uint16_t>(target, places, k, start, before, after);
+        case 4: return write_lanes<uint32_t>(target, places, k, start, before, after);
+        default: return write_lanes<uint64_t>(target, places, k, start, before, after);
     }
 }
 

@@ -1,7 +1,7 @@
 // The kernels that touch every weight, written once over an instruction set `V`. V works on a *chunk* of 64 weights and gives
 //   differ<T>(a, b)            bit i set where lane i differs
 //   classify<T>(w, map, cls)   64 class bytes
-//   Counter(cls, before, after)  after[c] = before[c] + how many have class c, for 16 classes; bytes above 15 are not counted
+//   Counter(classes), and of it (cls, before, after)  after[c] = before[c] + how many have class c, for 16 classes; bytes above 15 are not counted
 //   count_before(cls, c, i)    how many of the first i have class c
 //   match(cls, c, bytes)       bit i set where the class is c, and the number of set bits in each of its bytes
 //   digest<T>(w, n, j, q)      sum of w[i] · (T[j + i] xor q), j + n <= 1024
@@ -17,8 +17,6 @@ namespace pulsecast {
 namespace {
 
 constexpr int kChunk = 64;
-// Weights this far ahead are asked for early: the streams of a kernel are more than the hardware follows by itself.
-constexpr int kAhead = 8192;
 constexpr uint8_t kNoClass = 0xFF;
 
 // Lanes lie at any alignment in mapped files, so single lanes go through memcpy; vector loads are unaligned ones.
@@ -82,7 +80,7 @@ struct Tile {
 // Fills a tile from up to kTile weights; what is missing has no class.
 template <class V, class T>
 inline void fill(Tile &tile, const char *lanes, int n, const pc_class_map map) {
-    const typename V::Counter count;
+    const typename V::Counter count(map.classes);
     memset(tile.before[0], 0, sizeof(tile.before[0]));
     for (int chunk = 0; chunk < kTileChunks; ++chunk) {
         uint8_t *cls = tile.cls + chunk * kChunk;
@@ -211,15 +209,22 @@ int64_t tokenise_lanes(const pc_class_map map, const void *before, const void *a
     return k;
 }
 
-// The chunk of the tile that holds the weight of this rank in its class: the last one with before <= rank, by halving without a branch.
-inline int chunk_of_rank(const Tile &tile, int c, uint32_t rank) {
-    const uint16_t *const column = &tile.before[0][c];
-    const uint16_t *p = column;
-    for (int half = kTileChunks / 2 * PC_CLASSES; half >= PC_CLASSES; half /= 2) {
-        const uint16_t *const upper = p + half;
-        p = *upper <= rank ? upper : p;
+constexpr int kSearches = 4;
+
+// Finds the chunks of the tile that hold the weights of these ranks in their classes (the last ones with before <= rank), and makes the ranks count
+// from there. By halving without a branch, several at once: one alone would wait for its loads only.
+inline void find_chunks(const Tile &tile, const uint8_t *cls, uint16_t *rank, uint8_t *chunk) {
+    const uint16_t *p[kSearches];
+    for (int q = 0; q < kSearches; ++q) p[q] = &tile.before[0][cls[q]];
+    for (int half = kTileChunks / 2 * PC_CLASSES; half >= PC_CLASSES; half /= 2)
+        for (int q = 0; q < kSearches; ++q) {
+            p[q] = p[q][half] <= rank[q] ? p[q] + half : p[q];
+            asm("" : "+r"(p[q]));  // or the compiler turns the last choice into a branch
+        }
+    for (int q = 0; q < kSearches; ++q) {
+        rank[q] = uint16_t(rank[q] - *p[q]);
+        chunk[q] = uint8_t(size_t(p[q] - tile.before[0]) / PC_CLASSES);
     }
-    return int(size_t(p - column) / PC_CLASSES);  // unsigned: a signed division would bring the last branch back
 }
 
 // For every byte and rank the place of its rank-th set bit.
@@ -249,10 +254,10 @@ int locate_lanes(const pc_class_map map, const void *base, int64_t n, const uint
     const bool is_float = map.exponent_mask != 0;
     Tile tile;
     uint64_t diff_at[kTile], found_diff[kTile];
-    uint16_t found_rank[kTile], local[kTile + 2];
-    uint8_t found_class[kTile], found_chunk[kTile];
+    uint16_t found_rank[kTile + kSearches], local[kTile + 2];
+    uint8_t found_class[kTile + kSearches], found_chunk[kTile + kSearches];
     uint32_t next[PC_CLASSES], end[PC_CLASSES];
-    uint32_t left[PC_CLASSES];  // rank of the class's next change, counted from this tile
+    uint64_t left[PC_CLASSES];  // rank of the class's next change, counted from this tile; 64 bits, so that no gap can lead back
     for (uint32_t c = 0, sum = 0; c < PC_CLASSES; ++c) {
         next[c] = sum;
         end[c] = sum += counts[c];
@@ -265,23 +270,22 @@ int locate_lanes(const pc_class_map map, const void *base, int64_t n, const uint
         int m = 0;
         for (int c = 0; c < map.classes; ++c) {
             const uint32_t members = tile.before[kTileChunks][c];
-            uint32_t j = next[c], rank = left[c];
+            uint32_t j = next[c];
+            uint64_t rank = left[c];
             for (; j < end[c] && rank < members; ++m) {
                 found_class[m] = uint8_t(c);
                 found_rank[m] = uint16_t(rank);
                 found_diff[m] = diffs[j];
-                if (++j < end[c]) rank += gaps[j] + 1;
+                if (++j < end[c]) rank += uint64_t{gaps[j]} + 1;
             }
             next[c] = j;
             left[c] = rank - members;  // of no meaning once the class is done
             __builtin_prefetch(gaps + j + 16);
             __builtin_prefetch(diffs + j + 8);
         }
-        for (int j = 0; j < m; ++j) {
-            const int chunk = chunk_of_rank(tile, found_class[j], found_rank[j]);
-            found_chunk[j] = uint8_t(chunk);
-            found_rank[j] = uint16_t(found_rank[j] - tile.before[chunk][found_class[j]]);
-        }
+        memset(found_class + m, 0, kSearches);  // what fills up the last group is found too, and not used
+        memset(found_rank + m, 0, kSearches * sizeof(uint16_t));
+        for (int j = 0; j < m; j += kSearches) find_chunks(tile, found_class + j, found_rank + j, found_chunk + j);
         uint64_t changed[kTileChunks] = {}, active = 0;  // bits of weights in chunks, and of chunks with any
         for (int j = 0; j < m; ++j) {
             const int chunk = found_chunk[j];

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 namespace pulsecast {
+namespace {  // each file its own copy: what one file compiles for its instruction set must not be linked into another
 
 constexpr int kKeyRun = 1024;
 
@@ -35,7 +36,8 @@ struct KeyTable {
     constexpr uint64_t key(uint64_t i) const { return first(i) ^ run_key(i / kKeyRun); }
 };
 
-inline constexpr KeyTable kKeys;
+constexpr KeyTable kKeys;
 
+}  // namespace
 }  // namespace pulsecast
 #endif

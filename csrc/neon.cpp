@@ -80,30 +80,31 @@ struct Neon {
         }
         classify_portable<T>(w, map, cls);
     }
-    // Holds its tables in registers for a whole tile.
+    // Holds its tables in registers for a whole tile, and leaves out the quarters of the classes that nothing belongs to.
     struct Counter {
         uint8x16_t table[8];
         uint8x16_t order;
-        Counter() {
+        int quarters;
+        explicit Counter(int classes) : order(vld1q_u8(kOrder)), quarters((classes + 3) / 4) {
             const uint8_t *p = kNibbles.t[0];
             asm("" : "+r"(p));  // otherwise the compiler loads each constant anew in every chunk
             for (int j = 0; j < 8; ++j) table[j] = vld1q_u8(p + 16 * j);
-            order = vld1q_u8(kOrder);
         }
         void operator()(const uint8_t *cls, const uint16_t *before, uint16_t *after) const {
             const uint8x16_t c0 = vld1q_u8(cls), c1 = vld1q_u8(cls + 16), c2 = vld1q_u8(cls + 32), c3 = vld1q_u8(cls + 48);
-            const uint8x16_t nibble = vdupq_n_u8(0x0F);
-            uint8x16_t u[4];
-            for (int j = 0; j < 4; ++j) {
+            const uint8x16_t nibble = vdupq_n_u8(0x0F), zero = vdupq_n_u8(0);
+            auto quarter = [&](int j) {
                 uint8x16_t s[2];  // nibbles of at most 4
                 for (int h = 0; h < 2; ++h) {
                     const uint8x16_t t = table[2 * j + h];
                     s[h] = vaddq_u8(vaddq_u8(vqtbl1q_u8(t, c0), vqtbl1q_u8(t, c1)), vaddq_u8(vqtbl1q_u8(t, c2), vqtbl1q_u8(t, c3)));
                 }
                 const uint8x16_t pair = vpaddq_u8(s[0], s[1]);  // nibbles of at most 8
-                u[j] = vpaddq_u8(vandq_u8(pair, nibble), vshrq_n_u8(pair, 4));
-            }
-            const uint8x16_t counts = vqtbl1q_u8(vpaddq_u8(vpaddq_u8(u[0], u[1]), vpaddq_u8(u[2], u[3])), order);
+                return vpaddq_u8(vandq_u8(pair, nibble), vshrq_n_u8(pair, 4));
+            };
+            const uint8x16_t u0 = quarter(0), u1 = quarters > 1 ? quarter(1) : zero, u2 = quarters > 2 ? quarter(2) : zero,
+                             u3 = quarters > 3 ? quarter(3) : zero;
+            const uint8x16_t counts = vqtbl1q_u8(vpaddq_u8(vpaddq_u8(u0, u1), vpaddq_u8(u2, u3)), order);
             vst1q_u16(after, vaddw_u8(vld1q_u16(before), vget_low_u8(counts)));
             vst1q_u16(after + 8, vaddw_high_u8(vld1q_u16(before + 8), counts));
         }

@@ -64,6 +64,10 @@ PC_API uint64_t pc_digest(int width, const void *lanes, int64_t n, uint64_t star
 // What the sum changes by when the lanes at `start + places` turn from `before` into `after` (one lane per place).
 PC_API uint64_t pc_digest_change(int width, const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after);
 
+// target[place] = after, then reads every place back and returns what the sum changes by from `before` to what was read. The places must have been
+// checked; `start` is the position of target[0] in its tensor.
+PC_API uint64_t pc_write(int width, void *target, const int64_t *places, int64_t k, uint64_t start, const void *before, const void *after);
+
 // Diffs a block and splits its changes into class-major gaps and zig-zag ULP differences (spec 8). Returns their number k. `places` (ascending) and
 // both lanes there are in place order, `gaps` and `diffs` in class order, `counts` has PC_CLASSES entries; the others hold up to n.
 PC_API int64_t pc_tokenise(const pc_class_map *map, const void *before, const void *after, int64_t n, int64_t *places, void *old_values,
@@ -76,9 +80,10 @@ PC_API int64_t pc_encode(const uint32_t *gaps, const uint64_t *diffs, const uint
 
 // Reads a sparse block's counts. Returns the number of changes, at most n.
 PC_API int64_t pc_decode_counts(const uint8_t *data, int64_t size, int classes, int64_t n, uint32_t *counts);
-// Decodes gaps and differences in class order without a look at any weight. `slots` is [2][PC_CLASSES][PC_SLOTS] of
-// symbol | frequency << 8 | (slot - start) << 20, a table of zeros where a class has none. 0 or an error.
-PC_API int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t n, const uint32_t *slots, uint32_t *gaps, uint64_t *diffs);
+// Decodes gaps and differences in class order without a look at any weight. `frequencies` is [2][PC_CLASSES][PC_SYMBOLS] as for pc_encode, `slots` is
+// [2][PC_CLASSES][PC_SLOTS]: the symbol of every slot; both must agree. A table of zeros means that the class has none. 0 or an error.
+PC_API int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t n, const uint16_t *frequencies, const uint8_t *slots,
+                     uint32_t *gaps, uint64_t *diffs);
 // Turns (class, rank) into places, and differences into new lanes beside the old ones. The outputs hold the sum of counts. 0 or an error.
 PC_API int pc_locate(const pc_class_map *map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
                      int64_t *places, void *old_values, void *new_values);

@@ -23,10 +23,10 @@ inline Token token_of(uint64_t v) {
     return {uint32_t(4 * (e - 1)) + uint32_t((v >> (e - 2)) & 3) - (v < 4 ? 4 : 0), e - 2};
 }
 
-// The number that a token starts at, and how many raw bits follow it.
+// The number that a token starts at, and how many raw bits follow it. Symbols that are no tokens have room too: a wrong table must not read beyond.
 struct TokenTable {
-    uint64_t start[kLastToken + 1];
-    uint8_t extra[kLastToken + 1];
+    uint64_t start[PC_SYMBOLS];
+    uint8_t extra[PC_SYMBOLS];
     constexpr TokenTable() : start(), extra() {
         for (uint32_t t = 0; t <= kLastToken; ++t) {
             extra[t] = t < 4 ? 0 : uint8_t((t >> 2) - 1);
@@ -46,26 +46,31 @@ public:
             bits -= 32;
         }
         held_ |= (value & ((uint64_t{1} << bits) - 1)) << filled_;
-        for (filled_ += bits; filled_ >= 8; filled_ -= 8, held_ >>= 8) byte(uint8_t(held_));
+        if ((filled_ += bits) >= 32) {
+            flush(4);
+            held_ >>= 32;
+            filled_ -= 32;
+        }
     }
     // One past the last byte, or null when they did not fit.
     uint8_t *finish() {
-        if (filled_) byte(uint8_t(held_));
-        return fits_ ? out_ : nullptr;
+        flush((filled_ + 7) / 8);
+        return out_;
     }
 
 private:
-    void byte(uint8_t b) {
-        if (out_ < end_)
-            *out_++ = b;
-        else
-            fits_ = false;
+    void flush(int bytes) {
+        if (out_ == nullptr || end_ - out_ < bytes) {
+            out_ = nullptr;
+            return;
+        }
+        memcpy(out_, &held_, size_t(bytes));
+        out_ += bytes;
     }
     uint8_t *out_;
     const uint8_t *end_;
     uint64_t held_ = 0;
-    int filled_ = 0;
-    bool fits_ = true;
+    int filled_ = 0;  // below 32 between calls
 };
 
 class BitReader {
@@ -120,32 +125,43 @@ inline const uint8_t *take_varint(const uint8_t *p, const uint8_t *end, uint64_t
     return nullptr;
 }
 
-struct Starts {
-    uint16_t of[PC_SYMBOLS];
-    explicit Starts(const uint16_t *frequencies) {
-        uint32_t sum = 0;
-        for (int s = 0; s < PC_SYMBOLS; sum += frequencies[s++]) of[s] = uint16_t(sum);
+// What it takes to push a symbol without a division: x div f is the upper half of x · ceil(2^64 / f), exact for all 32-bit x.
+// For f = 1 the factor does not fit; 2^64 - 1 gives x - 1, and `bias` makes up for it.
+struct Pushes {
+    uint64_t factor[PC_SYMBOLS];
+    uint32_t bias[PC_SYMBOLS];
+    explicit Pushes(const uint16_t *frequencies) {
+        uint32_t start = 0;
+        for (int s = 0; s < PC_SYMBOLS; start += frequencies[s++]) {
+            const uint64_t f = frequencies[s];
+            if (!f) continue;
+            factor[s] = f > 1 ? ~uint64_t{0} / f + 1 : ~uint64_t{0};
+            bias[s] = f > 1 ? start : start + PC_SLOTS - 1;
+        }
     }
 };
 
-inline void push(uint32_t &x, uint32_t f, uint32_t start, uint16_t *&words) {
-    if (x >= f << (32 - kSlotBits)) {
-        *--words = uint16_t(x);
-        x >>= 16;
-    }
-    x = ((x / f) << kSlotBits) + x % f + start;
+// Writes a word below `words` whether it counts or not: when a state runs over cannot be foretold.
+inline void push(uint32_t &x, uint32_t f, uint64_t factor, uint32_t bias, uint16_t *&words) {
+    const bool full = x >= f << (32 - kSlotBits);
+    words[-1] = uint16_t(x);
+    words -= full;
+    x = full ? x >> 16 : x;
+    const uint32_t quotient = uint32_t((unsigned __int128)x * factor >> 64);
+    x += quotient * (PC_SLOTS - f) + bias;
 }
 
 // Codes one class backwards, as rANS wants it; the states run on from class to class.
 void push_class(const uint32_t *gaps, const uint64_t *diffs, uint32_t count, const uint16_t *gap_f, const uint16_t *value_f, uint32_t &gap_state,
                 uint32_t &value_state, uint16_t *&words) {
-    const Starts gap_start(gap_f), value_start(value_f);
+    if (!count) return;
+    const Pushes gap(gap_f), value(value_f);
     for (uint32_t i = count; i-- > 0;) {
         uint32_t v = token_of(diffs[i]).symbol, g = token_of(gaps[i]).symbol;
         if (!value_f[v]) v = PC_ESCAPE;
         if (!gap_f[g]) g = PC_ESCAPE;
-        push(value_state, value_f[v], value_start.of[v], words);
-        push(gap_state, gap_f[g], gap_start.of[g], words);
+        push(value_state, value_f[v], value.factor[v], value.bias[v], words);
+        push(gap_state, gap_f[g], gap.factor[g], gap.bias[g], words);
     }
 }
 
@@ -166,7 +182,7 @@ int64_t encode(const uint32_t *gaps, const uint64_t *diffs, const uint32_t *coun
     }
     const uint16_t *gap_tables = frequencies, *value_tables = frequencies + PC_CLASSES * PC_SYMBOLS;
     thread_local std::vector<uint16_t> room;
-    room.resize(2 * k);
+    room.resize(2 * k + 1);  // push writes one below
     uint16_t *const words_end = room.data() + room.size();
     uint16_t *words = words_end;
     uint32_t gap_state = kStart, value_state = kStart;
@@ -192,16 +208,26 @@ int64_t encode(const uint32_t *gaps, const uint64_t *diffs, const uint32_t *coun
     return last ? last - out : int64_t(PC_TOO_LARGE);
 }
 
+// One decoder table. A byte per slot instead of all a symbol needs: the tables of a part then stay in the cache beside the weights.
+struct Pulls {
+    const uint8_t *symbols;
+    uint32_t packed[PC_SYMBOLS];  // frequency | start << 16
+    Pulls(const uint8_t *slots, const uint16_t *frequencies) : symbols(slots) {
+        uint32_t start = 0;
+        for (int s = 0; s < PC_SYMBOLS; start += frequencies[s++]) packed[s] = frequencies[s] | start << 16;
+    }
+};
+
 // Takes one symbol; words that are not there read as zeros and are noticed at the end, because `word` then lies behind `n_words`.
-inline uint32_t pull(uint32_t &x, const uint32_t *slots, const uint8_t *words, int64_t n_words, int64_t &word) {
-    const uint32_t slot = slots[x & (PC_SLOTS - 1)];
-    x = ((slot >> 8) & 0xFFF) * (x >> kSlotBits) + (slot >> 20);
+inline uint32_t pull(uint32_t &x, const Pulls &table, const uint8_t *words, int64_t n_words, int64_t &word) {
+    const uint32_t slot = x & (PC_SLOTS - 1), symbol = table.symbols[slot], packed = table.packed[symbol];
+    x = (packed & 0xFFFF) * (x >> kSlotBits) + slot - (packed >> 16);
     uint16_t next = 0;
     if (word < n_words) memcpy(&next, words + 2 * word, 2);
     const bool low = x < kStart;
     x = low ? (x << 16 | next) : x;
     word += low;
-    return slot & 0xFF;
+    return symbol;
 }
 
 inline uint64_t take_number(uint32_t symbol, BitReader &bits) {
@@ -249,7 +275,8 @@ int64_t pc_decode_counts(const uint8_t *data, int64_t size, int classes, int64_t
     return int64_t(k);
 }
 
-int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t n, const uint32_t *slots, uint32_t *gaps, uint64_t *diffs) {
+int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t n, const uint16_t *frequencies, const uint8_t *slots, uint32_t *gaps,
+              uint64_t *diffs) {
     uint32_t counts[PC_CLASSES];
     if (width != 1 && width != 2 && width != 4 && width != 8) return PC_ARGUMENT;
     const int64_t k = pc_decode_counts(data, size, classes, n, counts);
@@ -268,12 +295,14 @@ int pc_decode(const uint8_t *data, int64_t size, int classes, int width, int64_t
     int64_t word = 0;
     BitReader bits(p + 2 * n_words, end - p - int64_t(2 * n_words));
     for (int c = 0; c < classes; ++c) {
-        const uint32_t *gap_slots = slots + int64_t(c) * PC_SLOTS, *value_slots = gap_slots + int64_t(PC_CLASSES) * PC_SLOTS;
-        if (counts[c] && (gap_slots[0] == 0 || value_slots[0] == 0)) return PC_RANGE;  // changes in a class without tables
+        if (!counts[c]) continue;
+        const uint16_t *const gap_f = frequencies + c * PC_SYMBOLS, *const value_f = gap_f + PC_CLASSES * PC_SYMBOLS;
+        if (!gap_f[PC_ESCAPE] || !value_f[PC_ESCAPE]) return PC_RANGE;  // changes in a class without tables
+        const Pulls gap_table(slots + int64_t(c) * PC_SLOTS, gap_f), value_table(slots + int64_t(PC_CLASSES + c) * PC_SLOTS, value_f);
         uint64_t rank = 0;
         for (uint32_t i = 0; i < counts[c]; ++i) {
-            const uint32_t g = pull(gap_state, gap_slots, words, int64_t(n_words), word);
-            const uint32_t v = pull(value_state, value_slots, words, int64_t(n_words), word);
+            const uint32_t g = pull(gap_state, gap_table, words, int64_t(n_words), word);
+            const uint32_t v = pull(value_state, value_table, words, int64_t(n_words), word);
             const uint64_t gap = take_number(g, bits), diff = take_number(v, bits);
             if (gap >= uint64_t(n) || (rank += gap + 1) > uint64_t(n) || diff > limit) return PC_RANGE;
             *gaps++ = uint32_t(gap);

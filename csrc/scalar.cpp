@@ -25,6 +25,7 @@ struct Scalar {
         classify_portable<T>(w, map, cls);
     }
     struct Counter {
+        explicit Counter(int) {}
         void operator()(const uint8_t *cls, const uint16_t *before, uint16_t *after) const {
             uint8_t all[256] = {};  // padding falls outside the first 16
             for (int i = 0; i < 64; ++i) ++all[cls[i]];

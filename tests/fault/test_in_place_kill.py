@@ -42,7 +42,7 @@ def half_scattered(self):
     for number, change in enumerate(entries(self)):
         if number == count:
             lanes = self._checkpoint.state.arrays[change.tensor]
-            half = (len(old) + 1) // 2
+            half = (len(change.old) + 1) // 2
             lanes[change.flat()[:half]] = change.new[:half]
             die()
         yield change

@@ -19,12 +19,12 @@ from . import rans, reference
 from .classes import CLASSES, ClassMap
 from .lanes import lanes
 from .native import LIBRARY, Native
-from .rans import U32, U64, Frequencies, Slots
+from .rans import U32, U64, Decoding, Frequencies
 from .reference import Changes, Places, Tokens
 
 __all__ = [
     "CLASSES", "Changes", "ClassMap", "Kernels", "Places", "Status", "Tokens", "apply", "blocks", "diff",
-    "digest", "digest_change", "gather", "lanes", "status", "use",
+    "digest", "digest_change", "gather", "lanes", "status", "use", "write",
 ]  # fmt: skip
 
 
@@ -37,16 +37,22 @@ class Kernels(Protocol):
     def gather(self, source: Lanes, places: Places) -> Lanes: ...
     def digest(self, lanes: Lanes, start: int) -> int: ...
     def digest_change(self, places: Places, start: int, old: Lanes, new: Lanes) -> int: ...
+    def write(
+        self, target: Lanes, places: Places, start: int, old: Lanes, new: Lanes
+    ) -> int: ...
     def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> Tokens: ...
     def histogram(self, gaps: U32, diffs: U64, counts: U32) -> tuple[U32, U32]: ...
     def encode(
         self, gaps: U32, diffs: U64, counts: U32, classes: int, frequencies: Frequencies
     ) -> bytes: ...
     def decode(
-        self, data: bytes, classes: int, width: int, size: int, slots: Slots
+        self, data: bytes, classes: int, width: int, size: int, tables: Decoding
     ) -> tuple[U32, U32, U64]: ...
     def locate(
         self, classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64
+    ) -> Changes | None: ...
+    def read(
+        self, classes: ClassMap, data: bytes, base: Lanes, tables: Decoding
     ) -> Changes | None: ...
 
 
@@ -57,11 +63,16 @@ class _Reference:
     gather = staticmethod(reference.gather)
     digest = staticmethod(reference.digest)
     digest_change = staticmethod(reference.digest_change)
+    write = staticmethod(reference.write)
     tokenise = staticmethod(reference.tokenise)
     histogram = staticmethod(rans.histogram)
     encode = staticmethod(rans.encode)
     decode = staticmethod(rans.decode)
     locate = staticmethod(reference.locate)
+
+    def read(self, classes: ClassMap, data: bytes, base: Lanes, tables: Decoding) -> Changes | None:
+        decoded = rans.decode(data, classes.count, base.dtype.itemsize, len(base), tables)
+        return reference.locate(classes, base, *decoded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,3 +202,24 @@ def digest(array: Any, start: int = 0) -> int:
 def digest_change(places: Places, old: Lanes, new: Lanes, start: int = 0) -> int:
     """What a tensor's sum changes by, mod 2^64, when the bits at ``start + places`` turn from old into new."""
     return _current.digest_change(places, start % (1 << 64), lanes(old), lanes(new))
+
+
+def write(target: Any, places: Places, old: Lanes, new: Lanes, start: int = 0) -> int:
+    """Write new bits at places, read them back, and say what a tensor's sum changes by.
+
+    Args:
+        target: The run of a tensor that begins at flat position ``start``.
+        places: Places in the target.
+        old: The bits there before.
+        new: The bits to write.
+        start: Where the target begins in its tensor.
+
+    Returns:
+        The change, mod 2^64, from ``old`` to what was *read*.
+
+    Raises:
+        FormatError: A place is out of range or does not ascend; nothing was written.
+        ArrayError: The target cannot be written, or the lanes do not fit to it.
+    """
+    flat = lanes(target, writable=True)
+    return _current.write(flat, _checked(places, len(flat)), start, lanes(old), lanes(new))

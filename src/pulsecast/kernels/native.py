@@ -18,7 +18,7 @@ import numpy as np
 from ..dtypes import Lanes
 from ..errors import ArrayError, BackendUnavailableError, FormatError, TruncatedError
 from .classes import CLASSES, ClassMap
-from .rans import SYMBOLS, U32, U64, Frequencies, Slots
+from .rans import SYMBOLS, U32, U64, Decoding, Frequencies
 from .reference import Changes, Places, Tokens
 
 ABI = 1
@@ -83,11 +83,12 @@ def _declare(core: ctypes.CDLL) -> None:
         "pc_gather": (c_int, [c_int, p, p, i64, p]),
         "pc_digest": (c_uint64, [c_int, p, i64, c_uint64]),
         "pc_digest_change": (c_uint64, [c_int, p, i64, c_uint64, p, p]),
+        "pc_write": (c_uint64, [c_int, p, p, i64, c_uint64, p, p]),
         "pc_tokenise": (i64, [POINTER(_ClassMap), p, p, i64, p, p, p, p, p, p]),
         "pc_histogram": (None, [p, p, p, p, p]),
         "pc_encode": (i64, [p, p, p, c_int, p, p, i64]),
         "pc_decode_counts": (i64, [p, i64, c_int, i64, p]),
-        "pc_decode": (c_int, [p, i64, c_int, c_int, i64, p, p, p]),
+        "pc_decode": (c_int, [p, i64, c_int, c_int, i64, p, p, p, p]),
         "pc_locate": (c_int, [POINTER(_ClassMap), p, i64, p, p, p, p, p, p]),
     }
     for name, (result, arguments) in signatures.items():
@@ -203,6 +204,16 @@ class Native:
         )  # fmt: skip
         return total
 
+    def write(self, target: Lanes, places: Places, start: int, old: Lanes, new: Lanes) -> int:
+        """Write at checked places, read back, and return the change of the sum that was read."""
+        if not target.flags.writeable or new.dtype != target.dtype or len(new) != len(places):
+            raise ArrayError("target is read-only, or lanes do not fit to target and places")
+        total: int = self._core.pc_write(
+            _same(old, new), target.ctypes.data, _int64(places).ctypes.data, len(places), start,
+            old.ctypes.data, new.ctypes.data,
+        )  # fmt: skip
+        return total
+
     def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> Tokens:
         """The changes of a block, class by class."""
         n = len(old)
@@ -251,9 +262,16 @@ class Native:
         return room[:size].tobytes()
 
     def decode(
-        self, data: bytes, classes: int, width: int, size: int, slots: Slots
+        self, data: bytes, classes: int, width: int, size: int, tables: Decoding
     ) -> tuple[U32, U32, U64]:
         """Counts per class, gaps and differences of a sparse block, without a look at a weight."""
+        counts, gaps, diffs = self._decode(data, classes, width, size, tables)
+        return counts, gaps.copy(), diffs.copy()
+
+    def _decode(
+        self, data: bytes, classes: int, width: int, size: int, tables: Decoding
+    ) -> tuple[U32, U32, U64]:
+        """`decode` into this thread's room."""
         block = np.frombuffer(data, np.uint8)
         counts = np.empty(CLASSES, np.uint32)
         k = self._core.pc_decode_counts(
@@ -261,10 +279,12 @@ class Native:
         )
         if k < 0:
             _raise(k)
-        gaps, diffs = np.empty(k, np.uint32), np.empty(k, np.uint64)
+        room = self._room(k)
+        gaps, diffs = room.gaps[:k], room.diffs[:k]
         code = self._core.pc_decode(
-            block.ctypes.data, len(block), classes, width, size, slots.ctypes.data,
-            gaps.ctypes.data, diffs.ctypes.data,
+            block.ctypes.data, len(block), classes, width, size,
+            tables.frequencies.ctypes.data, tables.slots.ctypes.data, gaps.ctypes.data,
+            diffs.ctypes.data,
         )  # fmt: skip
         if code < 0:
             _raise(code)
@@ -273,7 +293,7 @@ class Native:
     def locate(
         self, classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64
     ) -> Changes | None:
-        """The changes of class-ordered gaps and differences; None when a rank lies outside its class."""
+        """The changes that gaps and differences stand for; None when a rank is not in its class."""
         k = len(gaps)
         if int(counts.sum()) != k or k != len(diffs) or k > len(base):
             raise ArrayError("counts, gaps and differences do not fit together")
@@ -281,13 +301,21 @@ class Native:
         places, old, new = np.empty(k, np.int64), np.empty(k, base.dtype), np.empty(k, base.dtype)
         code = self._core.pc_locate(
             byref(_native_map(classes)), base.ctypes.data, len(base), counts.ctypes.data,
-            gaps.ctypes.data, diffs.ctypes.data, places.ctypes.data, old.ctypes.data, new.ctypes.data,
+            gaps.ctypes.data, diffs.ctypes.data, places.ctypes.data, old.ctypes.data,
+            new.ctypes.data,
         )  # fmt: skip
         if code == _RANGE:
             return None
         if code < 0:
             _raise(code)
         return Changes(places, old, new)
+
+    def read(self, classes: ClassMap, data: bytes, base: Lanes, tables: Decoding) -> Changes | None:
+        """`decode` and `locate` in one, without fresh memory for what lies between."""
+        width = base.dtype.itemsize
+        return self.locate(
+            classes, base, *self._decode(data, classes.count, width, len(base), tables)
+        )
 
 
 def _native_map(classes: ClassMap) -> _ClassMap:

@@ -6,6 +6,8 @@ Tokens of spec section 8.1, sparse blocks of section 8.2. A table is an array of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +26,24 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 Frequencies = npt.NDArray[np.uint16]
 """Shape (2, CLASSES, SYMBOLS): gap tables, then value tables; 0 means escaped."""
-Slots = npt.NDArray[np.uint32]
-"""Shape (2, CLASSES, SLOTS): symbol | frequency << 8 | (slot - start) << 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The tables of a dtype as decoders want them."""
+
+    frequencies: Frequencies
+    slots: npt.NDArray[np.uint8]
+    """Shape (2, CLASSES, SLOTS): the symbol of every slot."""
+
+    @classmethod
+    def of(cls, frequencies: Frequencies) -> Decoding:
+        """Lay out tables that add up to SLOTS, or are all zeros for classes without changes."""
+        slots = np.zeros((2, CLASSES, SLOTS), np.uint8)
+        for kind, c in zip(*np.nonzero(frequencies.any(axis=2)), strict=True):
+            slots[kind, c] = np.repeat(np.arange(SYMBOLS, dtype=np.uint8), frequencies[kind, c])
+        return cls(np.ascontiguousarray(frequencies), slots)
+
 
 
 def token_start(token: int) -> int:
@@ -109,7 +127,7 @@ def decode_counts(data: bytes, classes: int, size: int) -> tuple[U32, int]:
     return counts, position
 
 
-def decode(data: bytes, classes: int, width: int, size: int, slots: Slots) -> tuple[U32, U32, U64]:
+def decode(data: bytes, classes: int, width: int, size: int, tables: Decoding) -> tuple[U32, U32, U64]:
     """Counts per class, gaps and zig-zag differences of a sparse block, without a look at a weight."""
     counts, position = decode_counts(data, classes, size)
     if len(data) < position + 8:
@@ -122,23 +140,27 @@ def decode(data: bytes, classes: int, width: int, size: int, slots: Slots) -> tu
         raise FormatError("a block's state is out of range")
     words = np.frombuffer(data, "<u2", n_words, position).tolist()
     bits = BitReader(data[position + 2 * n_words :])
+    frequencies = tables.frequencies.astype(np.int64)
+    starts = np.cumsum(frequencies, axis=2) - frequencies
     numbers: tuple[list[int], list[int]] = ([], [])
     limits = (size - 1, (1 << (8 * width)) - 1)
     word = 0
     for c in range(CLASSES):
-        if counts[c] and not (slots[0, c, 0] and slots[1, c, 0]):
+        if counts[c] and not frequencies[:, c, ESCAPE].all():
             raise FormatError("a block has changes in a class without tables")
         rank = 0
         for _ in range(int(counts[c])):
             symbols = [0, 0]
             for kind in (0, 1):
-                slot = int(slots[kind, c, states[kind] & (SLOTS - 1)])
-                x = ((slot >> 8) & 0xFFF) * (states[kind] >> _SLOT_BITS) + (slot >> 20)
+                slot = states[kind] & (SLOTS - 1)
+                symbol = int(tables.slots[kind, c, slot])
+                x = int(frequencies[kind, c, symbol]) * (states[kind] >> _SLOT_BITS) + slot
+                x -= int(starts[kind, c, symbol])
                 if x < _START:
                     if word == len(words):
                         raise TruncatedError("a block's words run out")
                     x, word = x << 16 | words[word], word + 1
-                states[kind], symbols[kind] = x, slot & 0xFF
+                states[kind], symbols[kind] = x, symbol
             for kind in (0, 1):
                 token = bits.take(8) if symbols[kind] == ESCAPE else symbols[kind]
                 if token > LAST_TOKEN:

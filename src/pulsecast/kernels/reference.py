@@ -93,6 +93,12 @@ def digest_change(places: Places, start: int, old: Lanes, new: Lanes) -> int:
     return int((change * keys(position)).sum(dtype=np.uint64))
 
 
+def write(target: Lanes, places: Places, start: int, old: Lanes, new: Lanes) -> int:
+    """Write at checked places, read back, and return the change of the sum that was read."""
+    target[places] = new
+    return digest_change(places, start, old, target[places])
+
+
 def classes_of(lanes: Lanes, classes: ClassMap) -> npt.NDArray[np.uint8]:
     """The class of every weight (spec section 8)."""
     exponent = (lanes.astype(np.uint64) >> np.uint64(classes.mantissa_bits)) & np.uint64(

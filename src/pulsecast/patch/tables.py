@@ -19,7 +19,6 @@ from ..kernels.rans import (
     SYMBOLS,
     U32,
     Frequencies,
-    Slots,
     token_start,
 )  # fmt: skip
 
@@ -169,19 +168,6 @@ class Tables:
                 self.frequencies[0, c] = _settle(rows[0, c])
             if rows[1, c].any():
                 self.frequencies[1, c] = _settle(rows[1, c])
-
-    def slots(self) -> Slots:
-        """One entry per slot: symbol | frequency << 8 | (slot - start) << 20."""
-        out = np.zeros((2, CLASSES, SLOTS), np.uint32)
-        for kind in range(2):
-            for c in range(self.classes.count):
-                row = self.frequencies[kind, c].astype(np.uint32)
-                if row.any():
-                    symbol = np.repeat(np.arange(SYMBOLS, dtype=np.uint32), row)
-                    start = np.cumsum(row, dtype=np.uint32) - row
-                    inside = np.arange(SLOTS, dtype=np.uint32) - start[symbol]
-                    out[kind, c] = symbol | row[symbol] << np.uint32(8) | inside << np.uint32(20)
-        return out
 
 
 def build(classes: ClassMap, gap_tokens: U32, value_tokens: U32) -> Tables:

@@ -169,13 +169,14 @@ def apply(
 
 def _advance(state: State, change: Change, sums: Sums) -> int:
     """Write a change, update the sum from what is read back, and count the weights that changed."""
-    write(state, change, change.new)
-    now = read(state, change)
     if change.places is None:
+        write(state, change, change.new)
+        now = read(state, change)
         delta = kernels.digest(now, change.start) - kernels.digest(change.old, change.start)
         count = int(np.count_nonzero(change.old != change.new))
     else:
-        delta = kernels.digest_change(change.places, change.old, now, change.start)
+        array = state.arrays[change.tensor][change.start :]
+        delta = kernels.write(array, change.places, change.old, change.new, change.start)
         count = len(change.new)
     sums[change.tensor] = (int(sums[change.tensor]) + delta) % (1 << 64)
     return count

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...dtypes import Lanes
 from ...errors import FormatError
-from ...kernels import CLASSES, Changes, Tokens, blocks
-from ...kernels.rans import SYMBOLS, U32, U64, Slots
+from ...kernels import CLASSES, Changes, ClassMap, Tokens, blocks
+from ...kernels.rans import SYMBOLS, U32, U64, Decoding
 from ..boxes import Block, BoxMap
 from ..tables import Tables, build, read_tables, write_tables
 from .survey import Survey
@@ -56,22 +56,23 @@ class WeightwiseDecoder:
 
     def __init__(self, boxes: BoxMap, tables: memoryview) -> None:
         self._tables = read_tables(tables)
-        self._slots: dict[int, Slots] = {code: t.slots() for code, t in self._tables.items()}
+        self._decoding = {code: Decoding.of(t.frequencies) for code, t in self._tables.items()}
 
-    def split(self, block: Block, data: memoryview) -> tuple[U32, U32, U64]:
-        """Counts, gaps and differences of a sparse block, without the base."""
+    def _of(self, block: Block) -> tuple[ClassMap, Decoding]:
         code = block.dtype.code
         if code not in self._tables:
             raise FormatError(f"a part has changes of {block.dtype.name} and no tables for it")
-        return blocks().decode(
-            bytes(data), self._tables[code].classes.count, block.dtype.width, block.size,
-            self._slots[code],
-        )  # fmt: skip
+        return self._tables[code].classes, self._decoding[code]
+
+    def split(self, block: Block, data: memoryview) -> tuple[U32, U32, U64]:
+        """Counts, gaps and differences of a sparse block, without the base."""
+        classes, tables = self._of(block)
+        return blocks().decode(bytes(data), classes.count, block.dtype.width, block.size, tables)
 
     def read(self, block: Block, data: memoryview, base: Lanes) -> Changes:
         """The changes of a sparse block."""
-        counts, gaps, diffs = self.split(block, data)
-        found = blocks().locate(self._tables[block.dtype.code].classes, base, counts, gaps, diffs)
+        classes, tables = self._of(block)
+        found = blocks().read(classes, bytes(data), base, tables)
         if found is None:
             raise FormatError("a block changes more weights of a class than its base has")
         return found
