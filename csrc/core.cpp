@@ -121,8 +121,8 @@ int pc_use(const char *name) {
     return PC_ARGUMENT;
 }
 
-int64_t pc_diff(int width, const void *before, const void *after, int64_t n, int64_t *places, void *values) {
-    return chosen->diff(width, before, after, n, places, values);
+int64_t pc_diff(int width, const void *before, const void *after, int64_t n, int64_t origin, int64_t *places, void *values) {
+    return chosen->diff(width, before, after, n, origin, places, values);
 }
 
 int64_t pc_check_places(const int64_t *places, int64_t k, int64_t n) {

@@ -8,7 +8,7 @@ namespace pulsecast {
 
 struct Isa {
     const char *name;
-    int64_t (*diff)(int width, const void *before, const void *after, int64_t n, int64_t *places, void *values);
+    int64_t (*diff)(int width, const void *before, const void *after, int64_t n, int64_t origin, int64_t *places, void *values);
     uint64_t (*digest)(int width, const void *lanes, int64_t n, uint64_t start);
     int64_t (*tokenise)(const pc_class_map &map, const void *before, const void *after, int64_t n, int64_t *places, void *old_values,
                         void *new_values, uint32_t *gaps, uint64_t *diffs, uint32_t *counts);

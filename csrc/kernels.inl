@@ -127,14 +127,14 @@ inline int list_changes(const char *before, const char *after, int n, uint16_t *
 }
 
 template <class V, class T>
-int64_t diff_lanes(const void *before, const void *after, int64_t n, int64_t *places, void *values) {
+int64_t diff_lanes(const void *before, const void *after, int64_t n, int64_t origin, int64_t *places, void *values) {
     uint16_t local[kTile + 2];
     int64_t k = 0;
     for (int64_t start = 0; start < n; start += kTile) {
         const char *const new_lanes = at<T>(after, start);
         const int m = list_changes<V, T>(at<T>(before, start), new_lanes, int(n - start < kTile ? n - start : kTile), local);
         for (int j = 0; j < m; ++j, ++k) {
-            places[k] = start + local[j];
+            places[k] = origin + start + local[j];
             store<T>(values, k, load<T>(new_lanes, local[j]));
         }
     }
@@ -248,6 +248,9 @@ inline int select_bit(uint64_t mask, uint64_t bytes, uint32_t rank) {
     return byte + kSelect.place[rank - below][(mask >> byte) & 0xFF];
 }
 
+// Asks early for what lies some bytes ahead. That may be behind the end, so it is a number to the compiler, not a pointer.
+inline void prefetch(const void *p, uintptr_t ahead) { __builtin_prefetch(reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(p) + ahead)); }
+
 template <class V, class T>
 int locate_lanes(const pc_class_map map, const void *base, int64_t n, const uint32_t *counts, const uint32_t *gaps, const uint64_t *diffs,
                  int64_t *places, void *old_values, void *new_values) {
@@ -280,8 +283,8 @@ int locate_lanes(const pc_class_map map, const void *base, int64_t n, const uint
             }
             next[c] = j;
             left[c] = rank - members;  // of no meaning once the class is done
-            __builtin_prefetch(gaps + j + 16);
-            __builtin_prefetch(diffs + j + 8);
+            prefetch(gaps + j, 64);
+            prefetch(diffs + j, 64);
         }
         memset(found_class + m, 0, kSearches);  // what fills up the last group is found too, and not used
         memset(found_rank + m, 0, kSearches * sizeof(uint16_t));
@@ -326,8 +329,8 @@ inline R by_width(int width, R otherwise, F &&f) {
 }
 
 template <class V>
-int64_t diff_entry(int width, const void *before, const void *after, int64_t n, int64_t *places, void *values) {
-    return by_width<int64_t>(width, PC_ARGUMENT, [&](auto zero) { return diff_lanes<V, decltype(zero)>(before, after, n, places, values); });
+int64_t diff_entry(int width, const void *before, const void *after, int64_t n, int64_t origin, int64_t *places, void *values) {
+    return by_width<int64_t>(width, PC_ARGUMENT, [&](auto zero) { return diff_lanes<V, decltype(zero)>(before, after, n, origin, places, values); });
 }
 
 template <class V>

@@ -37,7 +37,10 @@ constexpr FirstTable kFirst;
 struct Neon {
     static constexpr const char *kName = "neon";
 
-    static const uint16_t *u16(const char *p) { return reinterpret_cast<const uint16_t *>(p); }
+    // Through bytes, because lanes lie at any address and a load of wider elements promises the compiler an even one.
+    static uint8x16_t bytes16(const char *p) { return vld1q_u8(reinterpret_cast<const uint8_t *>(p)); }
+    static uint16x8_t lanes2(const char *p) { return vreinterpretq_u16_u8(bytes16(p)); }
+    static uint32x4_t lanes4(const char *p) { return vreinterpretq_u32_u8(bytes16(p)); }
 
     // Bytes of 0x00 or 0xFF to one bit each.
     static uint8x8_t mask(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
@@ -52,7 +55,7 @@ struct Neon {
     static uint64_t differ(const char *a, const char *b) {
         if constexpr (sizeof(T) == 2) {
             uint16x8_t x[8];
-            for (int i = 0; i < 8; ++i) x[i] = veorq_u16(vld1q_u16(u16(a + 16 * i)), vld1q_u16(u16(b + 16 * i)));
+            for (int i = 0; i < 8; ++i) x[i] = veorq_u16(lanes2(a + 16 * i), lanes2(b + 16 * i));
             uint8x16_t ne[4];
             for (int i = 0; i < 4; ++i) {
                 const uint16x8_t lo = vtstq_u16(x[2 * i], x[2 * i]), hi = vtstq_u16(x[2 * i + 1], x[2 * i + 1]);
@@ -71,8 +74,8 @@ struct Neon {
             if (map.mantissa_bits == 7) {  // bf16: the narrowing shift drops mantissa and sign at once
                 const uint8x16_t lo = vdupq_n_u8(uint8_t(map.lo)), top = vdupq_n_u8(uint8_t(map.classes - 1));
                 for (int i = 0; i < 4; ++i) {
-                    const uint8x8_t e0 = vshrn_n_u16(vld1q_u16(u16(w + 32 * i)), 7);
-                    const uint8x16_t e = vshrn_high_n_u16(e0, vld1q_u16(u16(w + 32 * i + 16)), 7);
+                    const uint8x8_t e0 = vshrn_n_u16(lanes2(w + 32 * i), 7);
+                    const uint8x16_t e = vshrn_high_n_u16(e0, lanes2(w + 32 * i + 16), 7);
                     vst1q_u8(cls + 16 * i, vminq_u8(vqsubq_u8(e, lo), top));
                 }
                 return;
@@ -133,12 +136,12 @@ struct Neon {
             const char *p = w + i * int(sizeof(T));
             uint32x4_t v[2];
             if constexpr (sizeof(T) == 4) {
-                v[0] = vld1q_u32(reinterpret_cast<const uint32_t *>(p));
-                v[1] = vld1q_u32(reinterpret_cast<const uint32_t *>(p + 16));
+                v[0] = lanes4(p);
+                v[1] = lanes4(p + 16);
             } else {
                 uint16x8_t narrow;
                 if constexpr (sizeof(T) == 2)
-                    narrow = vld1q_u16(u16(p));
+                    narrow = lanes2(p);
                 else
                     narrow = vmovl_u8(vld1_u8(reinterpret_cast<const uint8_t *>(p)));
                 v[0] = vmovl_u16(vget_low_u16(narrow));

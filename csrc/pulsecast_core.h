@@ -50,8 +50,9 @@ PC_API const char *pc_simd(void);
 // Takes another instruction set; 0, or PC_ARGUMENT when this machine or build has none of that name. Not thread-safe: call it before work starts.
 PC_API int pc_use(const char *name);
 
-// Writes the places where the lanes differ, ascending, and the new lanes there. Returns their number; both outputs hold up to n.
-PC_API int64_t pc_diff(int width, const void *before, const void *after, int64_t n, int64_t *places, void *values);
+// Writes the places where the lanes differ, ascending and counted from `origin`, and the new lanes there. Returns their number; both outputs hold up
+// to n.
+PC_API int64_t pc_diff(int width, const void *before, const void *after, int64_t n, int64_t origin, int64_t *places, void *values);
 
 // Index of the first place that is not above its predecessor or not in [0, n); k when all are good.
 PC_API int64_t pc_check_places(const int64_t *places, int64_t k, int64_t n);

@@ -74,8 +74,10 @@ void test_places(const pc_class_map &map, const Lanes &before, const Lanes &afte
     const int64_t n = before.size(), k = int64_t(expected.places.size());
     std::vector<int64_t> places(static_cast<size_t>(n));
     Lanes values(map.width, n, offset);
-    check(pc_diff(map.width, before.data(), after.data(), n, places.data(), values.data()) == k, "diff: number");
+    const int64_t origin = int64_t(below(uint64_t{1} << 48));
+    check(pc_diff(map.width, before.data(), after.data(), n, origin, places.data(), values.data()) == k, "diff: number");
     places.resize(size_t(k));
+    for (int64_t &place : places) place -= origin;
     check(places == expected.places && same(values, expected.after), "diff: places and lanes");
 
     Lanes target = before, old(map.width, k, offset), gathered = old, exact = old;
@@ -248,7 +250,7 @@ void test_arguments() {
     const pc_class_map map = {2, 7, 255, 100, 16};
     for (const int64_t n : {int64_t{-1}, int64_t{PC_MAX_BLOCK} + 1, INT64_MIN, INT64_MAX})
         check(pc_locate(&map, lanes.data(), n, counts, &gap, &diff, &place, old.data(), fresh.data()) == PC_ARGUMENT, "locate: a bad size");
-    check(pc_diff(3, lanes.data(), lanes.data(), 1, &place, old.data()) == PC_ARGUMENT, "diff: a bad width");
+    check(pc_diff(3, lanes.data(), lanes.data(), 1, 0, &place, old.data()) == PC_ARGUMENT, "diff: a bad width");
     check(pc_use("abacus") == PC_ARGUMENT, "use: a name that is none");
 }
 

@@ -305,7 +305,8 @@ def test_decode_writes_nothing(codec: str) -> None:
     for block in blocks:
         for change in block:
             at = change.flat()
-            assert (new.arrays[change.tensor][at] == change.values).all()
+            assert (new.arrays[change.tensor][at] == change.new).all()
+            assert (old.arrays[change.tensor][at] == change.old).all()
     assert same_bits(state, old)
 
 

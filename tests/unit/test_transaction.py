@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pulsecast import kernels
+from pulsecast.dtypes import Lanes
 from pulsecast.errors import (
     ArrayError,
     HashMismatchError,
@@ -15,6 +17,7 @@ from pulsecast.errors import (
     RootMismatchError,
     WrongBaseError,
 )
+from pulsecast.kernels import Places
 from pulsecast.patch import digest, transaction
 from pulsecast.patch.boxes import Box
 from pulsecast.patch.codecs import CODECS
@@ -128,26 +131,68 @@ def test_wrong_sums_are_a_wrong_base() -> None:
     assert same_bits(state, old)
 
 
-Fault = Callable[[State, Change, np.ndarray], None]
+class Faults:
+    """Writes that go wrong: counts them all, and lets a fault do those it is told to.
+
+    Sparse changes go through the backend's ``write``, dense ones through `transaction.write`, which
+    also puts the old bits back.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Fault, *at: int) -> None:
+        self.calls, self.fault, self.at = 0, fault, at
+        self._inner, self._write = kernels.blocks(), transaction.write
+        monkeypatch.setattr(kernels, "_current", self)
+        monkeypatch.setattr(transaction, "write", self.write_change)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def _faulty(self) -> bool:
+        self.calls += 1
+        return not self.at or self.calls - 1 in self.at
+
+    def write(self, target: Lanes, places: Places, start: int, old: Lanes, new: Lanes) -> int:
+        """A sparse change; says what is really there afterwards."""
+        if not self._faulty():
+            return self._inner.write(target, places, start, old, new)
+        self.fault(target, places, new)
+        return self._inner.digest_change(places, start, old, target[places])
+
+    def write_change(self, state: State, change: Change, values: Lanes) -> None:
+        """A dense change, or a rollback."""
+        if values is change.old or change.places is not None or not self._faulty():
+            self._write(state, change, values)
+        else:
+            self.fault(state.arrays[change.tensor], change.flat(), values)
 
 
-def lost(state: State, change: Change, values: np.ndarray) -> None:
+Fault = Callable[[Lanes, Places, Lanes], None]
+
+
+def lost(target: Lanes, places: Places, values: Lanes) -> None:
     """Nothing arrives."""
 
 
-def flipped(state: State, change: Change, values: np.ndarray) -> None:
+def flipped(target: Lanes, places: Places, values: Lanes) -> None:
     """One bit arrives wrong."""
-    wrong = values.copy()
-    wrong[len(wrong) // 2] ^= 1
-    _write(state, change, wrong)
+    target[places] = values
+    target[places[len(places) // 2]] ^= 1
 
 
-def swapped(state: State, change: Change, values: np.ndarray) -> None:
+def swapped(target: Lanes, places: Places, values: Lanes) -> None:
     """The right values arrive at each other's places."""
-    _write(state, change, values[::-1].copy())
+    target[places] = values[::-1]
 
 
-_write = transaction.write
+def interrupted(error: type[BaseException]) -> Fault:
+    """The worst moment: half of a change is written."""
+
+    def fault(target: Lanes, places: Places, values: Lanes) -> None:
+        half = len(values) // 2
+        target[places[:half]] = values[:half]
+        raise error("now")
+
+    return fault
 
 
 @pytest.mark.parametrize("fault", [lost, flipped, swapped])
@@ -157,41 +202,31 @@ def test_what_did_not_arrive_is_noticed_and_undone(
 ) -> None:
     old = make_state({"a": ("BF16", (70, 33)), "b": ("F32", (90,))})
     new = change_state(old, density)
-    state, calls = old.copy(), []
-
-    def faulty(target: State, change: Change, values: np.ndarray) -> None:
-        calls.append(change)
-        (fault if len(calls) == 1 else _write)(target, change, values)
-
-    monkeypatch.setattr(transaction, "write", faulty)
+    state, patch = old.copy(), patch_of(old, new, codec)
+    faults = Faults(monkeypatch, fault, 0)
     with pytest.raises(RootMismatchError, match="restored"):
-        apply(patch_of(old, new, codec), state)
+        apply(patch, state)
     assert same_bits(state, old)
-    assert len(calls) > 1
+    assert faults.calls == 2
 
 
-@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("at", [0, 1, 5, 9])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
+@pytest.mark.parametrize("density", [0.2, 1.0])
 def test_an_interrupt_in_the_middle_leaves_the_base(
-    codec: str, at: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    codec: str,
+    at: int,
+    error: type[BaseException],
+    density: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old, new = mixed_pair(0.2)
-    state, calls = old.copy(), []
-
-    def interrupted(target: State, change: Change, values: np.ndarray) -> None:
-        calls.append(change)
-        if len(calls) == at + 1:
-            half = len(values) // 2
-            if change.places is not None:  # the worst moment: half of a change is written
-                places = change.places[:half]
-                target.arrays[change.tensor][places] = values[:half]
-            raise error("now")
-        _write(target, change, values)
-
-    monkeypatch.setattr(transaction, "write", interrupted)
+    old, new = mixed_pair(density)
+    state, patch = old.copy(), patch_of(old, new, codec)
+    faults = Faults(monkeypatch, interrupted(error), at)
     with pytest.raises(error):
-        apply(patch_of(old, new, codec), state)
+        apply(patch, state)
     assert same_bits(state, old)
+    assert faults.calls == at + 1
 
 
 @pytest.mark.parametrize("moment", ["record", "seal", "entries"])
@@ -251,11 +286,11 @@ def test_damage_in_the_last_block_is_found_before_the_first_write(
     new = change_state(old, 0.2)
     patch = Patch([Part(damaged(encode_bytes(old, new, codec=codec)))])
     assert len(patch.bind(old.layout)[0].boxes.blocks) == 17  # two groups
-    monkeypatch.setattr(transaction, "write", None)
     state = old.copy()
+    faults = Faults(monkeypatch, lost)
     with pytest.raises(HashMismatchError):
-        # The reference decodes a million weights slowly; the first group is sound on any backend.
-        apply(patch, state, threads=1)
+        apply(patch, state)
+    assert faults.calls == 0
     assert same_bits(state, old)
 
 
@@ -270,24 +305,19 @@ def test_disposable_states_are_written_without_a_log(codec: str) -> None:
 
 def test_disposable_states_are_proved_too(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = mixed_pair()
-    state, calls = old.copy(), []
-
-    def faulty(target: State, change: Change, values: np.ndarray) -> None:
-        calls.append(change)
-        (lost if len(calls) == 3 else _write)(target, change, values)
-
-    monkeypatch.setattr(transaction, "write", faulty)
+    state, patch = old.copy(), patch_of(old, new, codec)
+    Faults(monkeypatch, lost, 2)
     with pytest.raises(RootMismatchError):
-        apply(patch_of(old, new, codec), state, disposable=True)
+        apply(patch, state, disposable=True)
 
 
 @pytest.mark.parametrize("disposable", [False, True])
 def test_chosen_tensors_are_proved(disposable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = mixed_pair()
-    state = old.copy()
-    monkeypatch.setattr(transaction, "write", lost)
+    state, patch = old.copy(), patch_of(old, new)
+    Faults(monkeypatch, lost)
     with pytest.raises(RootMismatchError):
-        apply(patch_of(old, new), state, tensors=["embed"], disposable=disposable)
+        apply(patch, state, tensors=["embed"], disposable=disposable)
     assert same_bits(state, old)
 
 
@@ -303,7 +333,7 @@ def test_chosen_tensors_of_small_boxes_are_proved(
     state = old.copy()
     apply(patch, state, tensors=["a"], disposable=disposable)
     assert state.arrays[0].tobytes() == new.arrays[0].tobytes()
-    monkeypatch.setattr(transaction, "write", lost)
+    Faults(monkeypatch, lost)
     state = old.copy()
     with pytest.raises(RootMismatchError):
         apply(patch, state, tensors=["a"], disposable=disposable)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..dtypes import Lanes
 from ..errors import ArrayError, BackendUnavailableError, FormatError, TruncatedError
@@ -23,7 +24,7 @@ from .reference import Changes, Places, Tokens
 
 ABI = 1
 LIBRARY = Path(__file__).parent.parent / "_core" / "libpulsecast_core.so"
-_SLICE = 1 << 22
+_SLICE = 1 << 20  # weights diffed at once: what the outputs must have room for
 _RANGE = -2
 
 
@@ -77,7 +78,7 @@ def _declare(core: ctypes.CDLL) -> None:
         "pc_abi": (c_int, []),
         "pc_simd": (c_char_p, []),
         "pc_use": (c_int, [c_char_p]),
-        "pc_diff": (i64, [c_int, p, p, i64, p, p]),
+        "pc_diff": (i64, [c_int, p, p, i64, i64, p, p]),
         "pc_check_places": (i64, [p, i64, i64]),
         "pc_apply": (c_int, [c_int, p, p, p, i64, p]),
         "pc_gather": (c_int, [c_int, p, p, i64, p]),
@@ -129,6 +130,12 @@ class _Room:
         self.diffs, self.old, self.new = (np.empty(n, np.uint64) for _ in range(3))
 
 
+def _grown(array: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
+    out = np.empty(size, array.dtype)
+    out[:used] = array[:used]
+    return out
+
+
 class Native:
     """The kernels of `reference` and `rans` on the C++ core; the same names, the same results."""
 
@@ -144,24 +151,19 @@ class Native:
 
     def diff(self, old: Lanes, new: Lanes) -> tuple[Places, Lanes]:
         """Places where the lanes differ, ascending, and the new lanes there."""
-        width = _same(old, new)
-        room = min(len(old), _SLICE)
-        places, values = np.empty(room, np.int64), np.empty(room, new.dtype)
-        found: list[tuple[Places, Lanes]] = []
-        for start in range(0, len(old), _SLICE):  # bounded room for the outputs
+        width, k = _same(old, new), 0
+        places, values = np.empty(0, np.int64), np.empty(0, new.dtype)
+        for start in range(0, len(old), _SLICE):
             n = min(_SLICE, len(old) - start)
-            offset = start * width
-            k = self._core.pc_diff(
-                width, old.ctypes.data + offset, new.ctypes.data + offset, n,
-                places.ctypes.data, values.ctypes.data,
+            if len(places) < k + n:
+                # Enough if it goes on like this. Pages that are never written cost nothing.
+                room = k + n + (k * (len(old) - start) // start * 5 // 4 if start else 0)
+                places, values = _grown(places, k, room), _grown(values, k, room)
+            k += self._core.pc_diff(
+                width, old.ctypes.data + start * width, new.ctypes.data + start * width, n, start,
+                places.ctypes.data + 8 * k, values.ctypes.data + k * width,
             )  # fmt: skip
-            found.append((places[:k] + start, values[:k].copy()))
-        if len(found) == 1:
-            return found[0]
-        return (
-            np.concatenate([p for p, _ in found] or [places]),
-            np.concatenate([v for _, v in found] or [values]),
-        )
+        return places[:k], values[:k]
 
     def check_places(self, places: Places, size: int) -> int:
         """Index of the first place that does not ascend or is out of range; their number if good."""

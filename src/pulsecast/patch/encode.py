@@ -36,7 +36,7 @@ from .part import (
 )
 from .state import State
 
-_CHANGES_PER_BLOCK = 1 << 13  # enough that a block's own overhead is below 1 %
+_CHANGES_PER_BLOCK = 1 << 14  # enough that a block's own overhead is below 1 %
 _SMALLEST, _LARGEST = 16, 22
 _SAMPLE_CHANGES = 1 << 21  # enough for any table, and a bound on what waits in memory
 _SAMPLE_STEP = 16
