@@ -12,10 +12,10 @@ PulsecastError
 ├─ ApplyError                    a patch was not applied; the state is unchanged
 │  ├─ WrongBaseError             the state is not the patch's base
 │  └─ RootMismatchError          the written state was not the target; the old bits were restored
-├─ CheckpointError (ValueError)  files on disk do not form a checkpoint, or would be overwritten
+├─ CheckpointError (ValueError)  files on disk do not form a checkpoint
 ├─ JournalError                  a journal is damaged or belongs to other files
 │  └─ BusyError                  another process holds the checkpoint
-├─ ArrayError (TypeError)        an array is not contiguous, not on the CPU, read-only or of another dtype
+├─ ArrayError (TypeError)        an array is not contiguous, not on the CPU, read-only …
 └─ BackendUnavailableError       a kernel backend was demanded that is not there
 """
 
@@ -84,7 +84,7 @@ class RootMismatchError(ApplyError):
 
 
 class CheckpointError(PulsecastError, ValueError):
-    """Files on disk do not form a checkpoint, or an output would overwrite something."""
+    """Files on disk do not form a checkpoint."""
 
 
 class JournalError(PulsecastError):

@@ -23,8 +23,8 @@ from .rans import U32, U64, Decoding, Frequencies
 from .reference import Changes, Places, Tokens
 
 __all__ = [
-    "CLASSES", "Changes", "ClassMap", "Kernels", "Places", "Status", "Tokens", "apply", "blocks", "diff",
-    "digest", "digest_change", "gather", "lanes", "status", "use", "write",
+    "CLASSES", "Changes", "ClassMap", "Kernels", "Places", "Status", "Tokens", "apply", "blocks",
+    "diff", "digest", "digest_change", "gather", "lanes", "status", "use", "write",
 ]  # fmt: skip
 
 
@@ -37,9 +37,7 @@ class Kernels(Protocol):
     def gather(self, source: Lanes, places: Places) -> Lanes: ...
     def digest(self, lanes: Lanes, start: int) -> int: ...
     def digest_change(self, places: Places, start: int, old: Lanes, new: Lanes) -> int: ...
-    def write(
-        self, target: Lanes, places: Places, start: int, old: Lanes, new: Lanes
-    ) -> int: ...
+    def write(self, target: Lanes, places: Places, start: int, old: Lanes, new: Lanes) -> int: ...
     def tokenise(self, classes: ClassMap, old: Lanes, new: Lanes) -> Tokens: ...
     def histogram(self, gaps: U32, diffs: U64, counts: U32) -> tuple[U32, U32]: ...
     def encode(
@@ -92,6 +90,8 @@ def _start() -> tuple[Kernels, Status]:
         try:
             native = Native()
         except BackendUnavailableError as error:
+            if os.environ.get("PULSECAST_SIMD"):
+                raise  # who names an instruction set does not want the reference instead
             reason = str(error)
         else:
             return native, Status(
@@ -115,7 +115,7 @@ def blocks() -> Kernels:
 
 @contextmanager
 def use(backend: str) -> Iterator[None]:
-    """Run a with-block of the whole process on ``"reference"`` or ``"native"``: for tests and benchmarks.
+    """Run the whole process on ``"reference"`` or ``"native"`` for a while: for tests and benchmarks.
 
     Raises:
         BackendUnavailableError: No such backend here.
@@ -155,7 +155,7 @@ def diff(old: Any, new: Any) -> tuple[Places, Lanes]:
     before, after = lanes(old), lanes(new)
     if before.dtype != after.dtype or len(before) != len(after):
         raise ArrayError(
-            f"cannot compare {len(before)} lanes of {before.dtype} with {len(after)} of {after.dtype}"
+            f"{len(before)} lanes of {before.dtype} are no match for {len(after)} of {after.dtype}"
         )
     return _current.diff(before, after)
 
@@ -179,7 +179,7 @@ def apply(target: Any, places: Places, values: Lanes) -> Lanes:
     flat = lanes(target, writable=True)
     if values.dtype != flat.dtype or len(values) != len(places):
         raise ArrayError(
-            f"{len(values)} values of {values.dtype} do not fit to {len(places)} places in {flat.dtype}"
+            f"{len(values)} lanes of {values.dtype} do not fit to {len(places)} places in {flat.dtype}"
         )
     return _current.apply(flat, _checked(places, len(flat)), values)
 
@@ -200,7 +200,7 @@ def digest(array: Any, start: int = 0) -> int:
 
 
 def digest_change(places: Places, old: Lanes, new: Lanes, start: int = 0) -> int:
-    """What a tensor's sum changes by, mod 2^64, when the bits at ``start + places`` turn from old into new."""
+    """What a tensor's sum changes by, mod 2^64, when bits at ``start + places`` become new."""
     return _current.digest_change(places, start % (1 << 64), lanes(old), lanes(new))
 
 

@@ -1,4 +1,4 @@
-"""The C++ core through ctypes: every length, dtype and address is checked here, then the GIL is released.
+"""The C++ core through ctypes: lengths, dtypes and addresses are checked, then the GIL is released.
 
 The arrays come from the package itself: flat, contiguous lanes (`lanes.lanes`), so this module
 checks what a wrong caller could get wrong and turns the core's error codes into typed errors.
@@ -166,7 +166,7 @@ class Native:
         return places[:k], values[:k]
 
     def check_places(self, places: Places, size: int) -> int:
-        """Index of the first place that does not ascend or is out of range; their number if good."""
+        """Index of the first place that is out of order or range; their number if all are good."""
         k: int = self._core.pc_check_places(_int64(places).ctypes.data, len(places), size)
         return k
 
@@ -224,8 +224,8 @@ class Native:
         before, after = room.old.view(old.dtype), room.new.view(old.dtype)
         counts = np.empty(CLASSES, np.uint32)
         k = self._core.pc_tokenise(
-            byref(_native_map(classes)), old.ctypes.data, new.ctypes.data, n, room.places.ctypes.data,
-            before.ctypes.data, after.ctypes.data, room.gaps.ctypes.data, room.diffs.ctypes.data,
+            byref(_native_map(classes)), old.ctypes.data, new.ctypes.data, n,
+            room.places.ctypes.data, before.ctypes.data, after.ctypes.data, room.gaps.ctypes.data, room.diffs.ctypes.data,
             counts.ctypes.data,
         )  # fmt: skip
         if k < 0:
@@ -234,7 +234,7 @@ class Native:
         return Tokens(changes, room.gaps[:k].copy(), room.diffs[:k].copy(), counts)
 
     def _room(self, n: int) -> _Room:
-        """This thread's outputs for a block of n weights; kept, because fresh pages cost more than the work."""
+        """This thread's outputs for n weights; kept, because fresh pages cost more than the work."""
         room: _Room | None = getattr(self._rooms, "room", None)
         if room is None or len(room.places) < n:
             room = self._rooms.room = _Room(n)
@@ -253,7 +253,7 @@ class Native:
         self, gaps: U32, diffs: U64, counts: U32, classes: int, frequencies: Frequencies
     ) -> bytes:
         """A sparse block (spec section 8.2)."""
-        # Escape, its token and 61 extra bits, for gap and value: no change takes more than 22 bytes.
+        # A word each, escapes with their tokens, and extra bits: no change takes more than 22 bytes.
         room = np.empty(22 * len(gaps) + 10 * CLASSES + 32, np.uint8)
         size = self._core.pc_encode(
             gaps.ctypes.data, diffs.ctypes.data, counts.ctypes.data, classes,

@@ -45,7 +45,6 @@ class Decoding:
         return cls(np.ascontiguousarray(frequencies), slots)
 
 
-
 def token_start(token: int) -> int:
     """The smallest number with this token."""
     return token if token < 4 else (4 | (token & 3)) << ((token >> 2) - 1)
@@ -127,8 +126,10 @@ def decode_counts(data: bytes, classes: int, size: int) -> tuple[U32, int]:
     return counts, position
 
 
-def decode(data: bytes, classes: int, width: int, size: int, tables: Decoding) -> tuple[U32, U32, U64]:
-    """Counts per class, gaps and zig-zag differences of a sparse block, without a look at a weight."""
+def decode(
+    data: bytes, classes: int, width: int, size: int, tables: Decoding
+) -> tuple[U32, U32, U64]:
+    """Counts per class, gaps and differences of a sparse block, without a look at a weight."""
     counts, position = decode_counts(data, classes, size)
     if len(data) < position + 8:
         raise TruncatedError("a block ends inside its states")

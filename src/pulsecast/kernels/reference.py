@@ -36,7 +36,8 @@ def keys(positions: U64) -> U64:
     """K(i) of spec section 2."""
     runs = (positions >> np.uint64(10)) + np.uint64(1)
     q = mix(runs * np.uint64(0xD1342543DE82EF95)) & np.uint64(_MASK - 1)
-    return _TABLE[positions & np.uint64(KEY_RUN - 1)] ^ q
+    out: U64 = _TABLE[positions & np.uint64(KEY_RUN - 1)] ^ q
+    return out
 
 
 def diff(old: Lanes, new: Lanes) -> tuple[Places, Lanes]:
@@ -46,7 +47,7 @@ def diff(old: Lanes, new: Lanes) -> tuple[Places, Lanes]:
 
 
 def check_places(places: Places, size: int) -> int:
-    """Index of the first place that does not ascend or is out of range; their number if all are good."""
+    """Index of the first place that is out of order or range; their number if all are good."""
     bad = places >= size
     bad[:1] |= places[:1] < 0
     bad[1:] |= places[1:] <= places[:-1]
@@ -105,7 +106,8 @@ def classes_of(lanes: Lanes, classes: ClassMap) -> npt.NDArray[np.uint8]:
         classes.exponent_mask
     )
     above = np.maximum(exponent, np.uint64(classes.lo)) - np.uint64(classes.lo)
-    return np.minimum(above, np.uint64(classes.count - 1)).astype(np.uint8)
+    out: npt.NDArray[np.uint8] = np.minimum(above, np.uint64(classes.count - 1)).astype(np.uint8)
+    return out
 
 
 def to_order(lanes: Lanes, is_float: bool) -> Lanes:
@@ -130,7 +132,8 @@ def zigzag(old: Lanes, new: Lanes, is_float: bool) -> U64:
     one = d.dtype.type(1)
     negative = (d >> d.dtype.type(8 * d.dtype.itemsize - 1)) == one
     magnitude = np.where(negative, ~d + one, d) - one
-    return magnitude.astype(np.uint64) * np.uint64(2) + negative.astype(np.uint64)
+    out: U64 = magnitude.astype(np.uint64) * np.uint64(2) + negative.astype(np.uint64)
+    return out
 
 
 def unzigzag(old: Lanes, z: U64, is_float: bool) -> Lanes:
@@ -185,7 +188,7 @@ def tokenise(classes: ClassMap, old: Lanes, new: Lanes) -> Tokens:
 
 
 def locate(classes: ClassMap, base: Lanes, counts: U32, gaps: U32, diffs: U64) -> Changes | None:
-    """The changes of class-ordered gaps and differences; None when a rank lies outside its class."""
+    """The changes that gaps and differences stand for; None when a rank is not in its class."""
     order, starts = _class_order(classes_of(base, classes))
     found = []
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

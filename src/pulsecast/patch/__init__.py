@@ -1,1 +1,1 @@
-"""The wire format: layout, state root, codecs, part files (docs/spec/patch-format.md). numpy and bytes only."""
+"""The wire format of docs/spec/patch-format.md: layout, state root, codecs, parts. numpy and bytes."""

@@ -20,7 +20,7 @@ from .state import State
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Lanes of one tensor before and after: at ``start + places``, or from ``start`` on without a gap."""
+    """Lanes of one tensor before and after, at ``start + places`` or, without places, from ``start`` on."""
 
     tensor: int
     start: int

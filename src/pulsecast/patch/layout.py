@@ -139,7 +139,7 @@ class Layout:
         return layout
 
     def require_same(self, other: Layout, what: str = "the other state") -> None:
-        """Raise LayoutMismatchError, naming the tensors that differ, unless the layouts are the same."""
+        """Raise LayoutMismatchError, naming what differs, unless the layouts are the same."""
         if self.id == other.id:
             return
         mine, theirs = set(self.tensors), set(other.tensors)

@@ -1,4 +1,4 @@
-"""Part files: a header, an index and the blocks' payload in a safetensors file (spec sections 3 and 5)."""
+"""Part files: header, index and payload in a safetensors file (spec sections 3 and 5)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .layout import Layout, TensorSpec
 
 
 class State:
-    """Tensors as flat lanes, in layout order. Nothing is copied: writing to a lane writes to its tensor.
+    """Tensors as flat lanes, in layout order, without a copy: a lane written is a weight written.
 
     Args:
         layout: What the tensors are.

@@ -1,4 +1,4 @@
-"""Frequency tables of `weightwise` (spec section 8.3): built from counts, written, read, and laid out for the kernels."""
+"""Frequency tables of `weightwise` (spec section 8.3): fitted to counts, written and read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GEOMETRIC_TOKENS = 96
 _ROOTS = (
     4294967296, 3938502376, 3611622603, 3311872529, 3037000500, 2784941738, 2553802834, 2341847524,
 )  # fmt: skip
-_TOP = 3584  # how the most frequent token of an explicit table is written: larger than any other can be
+_TOP = 3584  # how the most frequent token is written: larger than any other can be
 _MOST = (
     SLOTS - 2
 )  # what all others may add up to, so that the most frequent one and escape keep a slot
@@ -85,7 +85,8 @@ def _geometric_bits() -> npt.NDArray[np.float64]:
 def _coarse(frequencies: Row, half: int) -> Row:
     """Numbers of three significant bits: the nearest ones (half = 1), or those below (half = 0)."""
     drop = np.maximum(np.frexp(frequencies.astype(float))[1] - 3, 0)
-    return (frequencies + (half << drop >> 1)) >> drop << drop
+    out: Row = (frequencies + (half << drop >> 1)) >> drop << drop
+    return out
 
 
 def fit(counts: U32) -> Row:

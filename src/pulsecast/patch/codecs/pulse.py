@@ -1,4 +1,4 @@
-"""`pulse`: row and column gaps and new bits under zstd-1, as in PULSE's format v3.1 (spec section 7)."""
+"""`pulse`: row and column gaps and new bits under zstd-1, as in PULSE v3.1 (spec section 7)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def _positions(row_gaps: Gaps, column_gaps: Gaps, rows: int, columns: int) -> Pl
     column = total - np.repeat(before, np.diff(starts, append=len(total)))
     if int(column.max()) >= columns or int(row.max()) >= rows:
         raise FormatError("a pulse block reaches beyond a row or a box")
-    return row * columns + column
+    out: Places = row * columns + column
+    return out
 
 
 class PulseDecoder:

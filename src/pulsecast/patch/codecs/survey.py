@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import DType
+from ...dtypes import DType, Lanes
 from ...kernels import CLASSES, ClassMap
 from ...kernels.rans import SYMBOLS, tokens_of
 from ...kernels.reference import zigzag
@@ -42,7 +42,7 @@ class Survey:
         return float(self.changes.sum() / max(self.weights.sum(), 1))
 
     def classes(self) -> ClassMap:
-        """The class map with the least estimated size: exponents one by one, the rare ends merged."""
+        """The class map of least estimated size: exponents one by one, the rare ends merged."""
         used = np.flatnonzero(self.changes.sum(axis=1))
         if not self.dtype.is_float or not len(used):
             return ClassMap(self.dtype)
@@ -67,7 +67,8 @@ class Survey:
         changed = changes.sum(axis=1)
         where = _entropy(np.stack([changed, weights - changed], axis=1))
         table = _BITS_PER_CLASS + 6 * (changes > 0).sum(axis=1)
-        return (where + _entropy(changes)) / self.share + table
+        out: Floats = (where + _entropy(changes)) / self.share + table
+        return out
 
 
 def _entropy(counts: npt.NDArray[np.int64]) -> Floats:
@@ -87,21 +88,25 @@ def survey(boxes: BoxMap, old: State, new: State) -> dict[int, Survey]:
     for code, members in by_dtype.items():
         dtype = boxes.dtype(members[0])
         sizes = np.array([boxes.boxes[i].size for i in members], np.int64)
-        weights = np.zeros(dtype.exponent_mask + 1, np.int64)
-        changes = np.zeros((dtype.exponent_mask + 1, SYMBOLS), np.int64)
-        for box, start, stop in _slices(sizes):
-            segment = Segment(members[box], start, stop)
-            before, after = boxes.read_segment(old, segment), boxes.read_segment(new, segment)
-            exponent = (before >> dtype.lane.type(dtype.mantissa_bits)).astype(np.int64)
-            exponent &= dtype.exponent_mask
-            weights += np.bincount(exponent, minlength=len(weights))
-            at = np.flatnonzero(before != after)
-            tokens = tokens_of(zigzag(before[at], after[at], dtype.is_float))
-            flat = np.bincount(exponent[at] * SYMBOLS + tokens, minlength=changes.size)
-            changes += flat.reshape(changes.shape)
-        share = int(weights.sum()) / max(int(sizes.sum()), 1)
-        found[code] = Survey(dtype, share, weights, changes)
+        pieces = [
+            (boxes.read_segment(old, segment), boxes.read_segment(new, segment))
+            for segment in (Segment(members[i], start, stop) for i, start, stop in _slices(sizes))
+        ]
+        found[code] = _count(
+            dtype, int(sizes.sum()), *(np.concatenate(side) for side in zip(*pieces, strict=True))
+        )
     return found
+
+
+def _count(dtype: DType, size: int, before: Lanes, after: Lanes) -> Survey:
+    rows = dtype.exponent_mask + 1
+    exponent = (before >> dtype.lane.type(dtype.mantissa_bits)) & dtype.lane.type(rows - 1)
+    exponent = exponent.astype(np.int64)
+    weights = np.bincount(exponent, minlength=rows)
+    at = np.flatnonzero(before != after)
+    tokens = tokens_of(zigzag(before[at], after[at], dtype.is_float))
+    flat = np.bincount(exponent[at] * SYMBOLS + tokens, minlength=rows * SYMBOLS)
+    return Survey(dtype, len(before) / max(size, 1), weights, flat.reshape(rows, SYMBOLS))
 
 
 def _slices(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
