@@ -1,4 +1,4 @@
-"""States for tests: bit patterns of every dtype that a codec could get wrong, and exact comparison."""
+"""States for tests: bit patterns that a codec could get wrong, and exact comparison."""
 
 from __future__ import annotations
 

@@ -58,3 +58,9 @@ def part(codec: str, old: State, new: State) -> bytes:
 def parts(old: State, new: State) -> dict[str, bytes]:
     """The small patch in every codec."""
     return {codec: encode_bytes(old, new, codec=codec) for codec in CODECS}
+
+
+@pytest.fixture(scope="session")
+def any_part(parts: dict[str, bytes]) -> bytes:
+    """The small patch where the codec does not matter."""
+    return parts["raw"]

@@ -10,7 +10,8 @@ import json
 
 from blake3 import blake3
 
-from pulsecast.errors import PulsecastError
+from pulsecast import kernels
+from pulsecast.errors import FormatError, PulsecastError
 from pulsecast.kernels.bits import read_varint, write_varint
 from pulsecast.patch.decode import Patch
 from pulsecast.patch.part import GROUP, Part
@@ -31,7 +32,6 @@ class Forge:
         tables: The tables tensor.
         index: Bytes to write instead of the index of the blocks, if not None.
         payload: Bytes to write instead of the blocks' payloads, if not None.
-        extra: More entries for the JSON header.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -48,7 +48,6 @@ class Forge:
             start += number // 4
         self.index: bytes | None = None
         self.payload: bytes | None = None
-        self.extra: dict[str, object] = {}
 
     def own_index(self) -> bytes:
         """The index that the blocks need."""
@@ -88,7 +87,7 @@ class Forge:
                 start += size
             self.metadata["hashes"] = b"".join(hashes).hex()
         pieces = dict(zip(TENSORS, (index, self.tables, payload), strict=True))
-        header: dict[str, object] = {"__metadata__": self.metadata, **self.extra}
+        header: dict[str, object] = {"__metadata__": self.metadata}
         position = 0
         for name in order:
             stop = position + len(pieces[name])
@@ -113,3 +112,15 @@ def attempt(data: bytes, old: State, new: State) -> PulsecastError | None:
         return error
     assert same_bits(state, new), "the patch was taken and gave a wrong state"
     return None
+
+
+def refusal(data: bytes, old: State, new: State) -> PulsecastError:
+    """The error that both backends refuse a patch with: of the same branch of the tree."""
+    found = []
+    for backend in ("reference", "native"):
+        with kernels.use(backend):
+            found.append(attempt(data, old, new))
+    for error in found:
+        assert error is not None, "the patch was taken"
+    assert isinstance(found[0], FormatError) == isinstance(found[1], FormatError)
+    return found[1]

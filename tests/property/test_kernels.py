@@ -89,8 +89,10 @@ def test_write_says_what_it_read(both: Both, pair: Pair, start: int) -> None:
 def test_check_places(both: Both, places: list[int], ascending: bool, size: int) -> None:
     array = np.array(sorted(set(places)) if ascending else places, np.int64)
     good = 0
-    while good < len(array) and 0 <= array[good] < size and (
-        good == 0 or array[good - 1] < array[good]
+    while (
+        good < len(array)
+        and 0 <= array[good] < size
+        and (good == 0 or array[good - 1] < array[good])
     ):
         good += 1
     assert [kernel.check_places(array, size) for kernel in both] == [good, good]
@@ -174,14 +176,14 @@ def test_encode_and_decode(both: Both, pair: Pair, data: st.DataObject) -> None:
     assert both[1].encode(*arguments) == payload
     decoding = Decoding.of(tables.frequencies)
     for kernel in both:
-        decoded = kernel.decode(
-            payload, classes.count, pair.dtype.width, len(pair.old), decoding
-        )
+        decoded = kernel.decode(payload, classes.count, pair.dtype.width, len(pair.old), decoding)
         assert equal(decoded, (t.counts, t.gaps, t.diffs))
         assert equal(kernel.read(classes, payload, pair.old, decoding), t.changes)
 
 
-def verdict(kernel: Kernels, classes: ClassMap, payload: bytes, pair: Pair, tables: Decoding) -> object:
+def verdict(
+    kernel: Kernels, classes: ClassMap, payload: bytes, pair: Pair, tables: Decoding
+) -> object:
     try:
         return kernel.read(classes, payload, pair.old, tables)
     except FormatError:

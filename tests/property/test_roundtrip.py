@@ -1,4 +1,4 @@
-"""encode → decode → apply is the identity on bits, for every codec, dtype, shape and cut into boxes."""
+"""encode → decode → apply is the identity on bits: every codec, dtype, shape and cut into boxes."""
 
 from __future__ import annotations
 

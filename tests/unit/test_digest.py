@@ -1,4 +1,7 @@
-"""Sums and roots: spec section 2. The numbers here were computed with Python integers from the spec alone."""
+"""Sums and roots: spec section 2.
+
+The numbers here were computed with Python integers from the spec alone.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,10 @@ def test_incremental_is_full(width: int) -> None:
     for start in (0, 1021, 2**40):
         change = kernels.digest_change(at, old[at], new[at], start)
         assert (kernels.digest(old, start) + change) % 2**64 == kernels.digest(new, start)
-        parts = [kernels.digest_change(at[i::3].copy(), old[at[i::3]], new[at[i::3]], start) for i in range(3)]
+        parts = [
+            kernels.digest_change(at[i::3].copy(), old[at[i::3]], new[at[i::3]], start)
+            for i in range(3)
+        ]
         assert sum(parts) % 2**64 == change % 2**64
 
 

@@ -21,7 +21,15 @@ from pulsecast.patch.layout import Layout, TensorSpec
 from pulsecast.patch.part import DENSE, SPARSE, UNCHANGED, Part
 from pulsecast.patch.state import State
 from pulsecast.patch.transaction import apply
-from tests.states import MIXED, NAMES, change_state, changed_lanes, make_state, mixed_pair, same_bits
+from tests.states import (
+    MIXED,
+    NAMES,
+    change_state,
+    changed_lanes,
+    make_state,
+    mixed_pair,
+    same_bits,
+)
 
 codecs = pytest.mark.parametrize("codec", CODECS)
 
@@ -329,7 +337,9 @@ def test_wrong_arguments_are_refused() -> None:
         encode_bytes(old, new, boxes=[Box(0, (0,), (10**9,))])
 
 
-def test_tables_learnt_from_a_sample_still_code_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_learnt_from_a_sample_still_code_every_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Blocks outside of the sample may hold tokens and classes that the tables have never seen."""
     monkeypatch.setattr(module, "_SAMPLE_CHANGES", 1)
     monkeypatch.setattr(module, "_SAMPLE_STEP", 1)

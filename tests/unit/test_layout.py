@@ -19,7 +19,9 @@ def spec(name: str, *shape: int, dtype: str = "BF16") -> TensorSpec:
 
 def test_the_id_is_the_specs() -> None:
     # BLAKE3 of b"pulsecast layout 1\0" and the JSON below, computed without this package.
-    layout = Layout([spec("é", dtype="I64"), spec("a.weight", 2, 3), spec("z", 0, 4, dtype="F8_E4M3")])
+    layout = Layout(
+        [spec("é", dtype="I64"), spec("a.weight", 2, 3), spec("z", 0, 4, dtype="F8_E4M3")]
+    )
     text = '[["a.weight","BF16",[2,3]],["z","F8_E4M3",[0,4]],["é","I64",[]]]'
     assert layout.to_json() == text.encode()
     assert layout.id.hex() == "e4f93bf73524b168cf578bd7f443e56b4bbf994fecbb92503a9b37772fb522fc"

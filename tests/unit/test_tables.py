@@ -11,7 +11,16 @@ from pulsecast.dtypes import by_name
 from pulsecast.errors import FormatError, TruncatedError, UnsupportedVersionError
 from pulsecast.kernels import CLASSES, ClassMap
 from pulsecast.kernels.bits import BitWriter
-from pulsecast.kernels.rans import ESCAPE, LAST_TOKEN, SLOTS, SYMBOLS, Decoding, token_extra, token_of, token_start
+from pulsecast.kernels.rans import (
+    ESCAPE,
+    LAST_TOKEN,
+    SLOTS,
+    SYMBOLS,
+    Decoding,
+    token_extra,
+    token_of,
+    token_start,
+)
 from pulsecast.patch import tables as module
 from pulsecast.patch.tables import EXPLICIT, build, geometric, read_tables, write_tables
 
@@ -169,7 +178,9 @@ def test_a_fit_costs_little_more_than_the_entropy() -> None:
     rng = np.random.default_rng(0)
     for scale in (1, 5, 40):
         row = histogram({})
-        values, found = np.unique(rng.geometric(1 / scale, 100_000).clip(1, 251), return_counts=True)
+        values, found = np.unique(
+            rng.geometric(1 / scale, 100_000).clip(1, 251), return_counts=True
+        )
         row[values] = found
         settled = module._settle(module.fit(row))
         share = row[row > 0] / row.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_a_chain_of_patches_reuses_the_sums(codec: str, monkeypatch: pytest.Monk
         states.append(change_state(states[-1], 0.05, 10 + step))
     state = states[0].copy()
     sums = digest.tensor_sums(state)
-    patches = [patch_of(a, b, codec) for a, b in zip(states, states[1:], strict=False)]
+    patches = [patch_of(a, b, codec) for a, b in itertools.pairwise(states)]
     monkeypatch.setattr(digest, "tensor_sums", None)  # a pass over all weights would fail
     for patch, expected in zip(patches, states[1:], strict=True):
         given = sums.copy()

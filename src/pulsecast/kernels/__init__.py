@@ -115,7 +115,7 @@ def blocks() -> Kernels:
 
 @contextmanager
 def use(backend: str) -> Iterator[None]:
-    """Run the whole process on ``"reference"`` or ``"native"`` for a while: for tests and benchmarks.
+    """Run the whole process on ``"reference"`` or ``"native"``, for tests and benchmarks.
 
     Raises:
         BackendUnavailableError: No such backend here.
@@ -179,7 +179,8 @@ def apply(target: Any, places: Places, values: Lanes) -> Lanes:
     flat = lanes(target, writable=True)
     if values.dtype != flat.dtype or len(values) != len(places):
         raise ArrayError(
-            f"{len(values)} lanes of {values.dtype} do not fit to {len(places)} places in {flat.dtype}"
+            f"{len(values)} lanes of {values.dtype} do not fit to {len(places)} places "
+            f"in {flat.dtype}"
         )
     return _current.apply(flat, _checked(places, len(flat)), values)
 

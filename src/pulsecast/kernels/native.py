@@ -225,7 +225,8 @@ class Native:
         counts = np.empty(CLASSES, np.uint32)
         k = self._core.pc_tokenise(
             byref(_native_map(classes)), old.ctypes.data, new.ctypes.data, n,
-            room.places.ctypes.data, before.ctypes.data, after.ctypes.data, room.gaps.ctypes.data, room.diffs.ctypes.data,
+            room.places.ctypes.data, before.ctypes.data, after.ctypes.data,
+            room.gaps.ctypes.data, room.diffs.ctypes.data,
             counts.ctypes.data,
         )  # fmt: skip
         if k < 0:
@@ -234,7 +235,7 @@ class Native:
         return Tokens(changes, room.gaps[:k].copy(), room.diffs[:k].copy(), counts)
 
     def _room(self, n: int) -> _Room:
-        """This thread's outputs for n weights; kept, because fresh pages cost more than the work."""
+        """This thread's outputs for n weights; kept: fresh pages cost more than the work."""
         room: _Room | None = getattr(self._rooms, "room", None)
         if room is None or len(room.places) < n:
             room = self._rooms.room = _Room(n)
@@ -253,7 +254,7 @@ class Native:
         self, gaps: U32, diffs: U64, counts: U32, classes: int, frequencies: Frequencies
     ) -> bytes:
         """A sparse block (spec section 8.2)."""
-        # A word each, escapes with their tokens, and extra bits: no change takes more than 22 bytes.
+        # A word each, escapes with their tokens, extra bits: a change takes at most 22 bytes.
         room = np.empty(22 * len(gaps) + 10 * CLASSES + 32, np.uint8)
         size = self._core.pc_encode(
             gaps.ctypes.data, diffs.ctypes.data, counts.ctypes.data, classes,

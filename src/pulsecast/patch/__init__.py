@@ -1,1 +1,1 @@
-"""The wire format of docs/spec/patch-format.md: layout, state root, codecs, parts. numpy and bytes."""
+"""The wire format of docs/spec/patch-format.md: layout, state root, codecs, parts."""

@@ -13,14 +13,14 @@ from ..errors import FormatError, HeaderError
 from ..kernels import Changes, Places
 from .boxes import Box, BoxMap, Segment, require_disjoint
 from .layout import Layout
-from .parallel import ordered_map
+from .parallel import Workers
 from .part import UNCHANGED, BoundPart, Part
 from .state import State
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Lanes of one tensor before and after, at ``start + places`` or, without places, from ``start`` on."""
+    """Lanes of one tensor before and after, at ``start + places``; without places from start on."""
 
     tensor: int
     start: int
@@ -105,8 +105,10 @@ class Patch:
             FormatError: A block is damaged or breaks its format.
         """
         wanted = None if tensors is None else {state.layout.index(name) for name in tensors}
-        for part in self.bind(state.layout):
-            yield from _decode_part(part, state, wanted, threads)
+        parts = self.bind(state.layout)
+        with Workers(threads) as workers:
+            for part in parts:
+                yield from _decode_part(part, state, wanted, workers)
 
 
 def open_patch(*paths: str | os.PathLike[str]) -> Patch:
@@ -119,7 +121,7 @@ def open_patch(*paths: str | os.PathLike[str]) -> Patch:
 
 
 def _decode_part(
-    part: BoundPart, state: State, wanted: set[int] | None, threads: int | None
+    part: BoundPart, state: State, wanted: set[int] | None, workers: Workers
 ) -> Iterator[list[Change]]:
     boxes = part.boxes
 
@@ -155,7 +157,7 @@ def _decode_part(
                 yield from members
 
     counted: dict[int, int] = {}
-    for changes, counts in ordered_map(read, items(), threads):
+    for changes, counts in workers.map(read, items()):
         for box, count in counts:
             counted[box] = counted.get(box, 0) + count
         if changes:

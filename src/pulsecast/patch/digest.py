@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from .. import kernels
 from .layout import Layout
-from .parallel import ordered_map
+from .parallel import Workers
 from .state import State
 
 Sums = npt.NDArray[np.uint64]
@@ -37,10 +37,11 @@ def tensor_sums(
         return tensor, kernels.digest(piece, start), len(piece)
 
     sums = [0] * len(state.arrays)
-    for tensor, total, weights in ordered_map(work, runs(), threads):
-        sums[tensor] += total
-        if progress:
-            progress(weights)
+    with Workers(threads) as workers:
+        for tensor, total, weights in workers.map(work, runs()):
+            sums[tensor] += total
+            if progress:
+                progress(weights)
     return np.array([s % (1 << 64) for s in sums], np.uint64)
 
 

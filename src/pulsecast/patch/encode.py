@@ -22,7 +22,7 @@ from . import codecs, digest
 from .boxes import Block, Box, BoxMap
 from .codecs.survey import Survey, survey
 from .digest import Progress, Sums
-from .parallel import ordered_map
+from .parallel import Workers
 from .part import (
     BLOCK_LOG2,
     DENSE,
@@ -126,13 +126,14 @@ def encode(
     if base_sums is None:
         base_sums = digest.tensor_sums(old, threads=threads)
     work = _Work(covered, encoder, old, new)
-    work.learn(threads)
-    index, hashes, spool = bytearray(), [], tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
+    index, hashes = bytearray(), []
+    spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL, dir=_beside(out))  # noqa: SIM115
     touched: dict[int, tuple[int, int]] = {}
     modes = [0] * len(MODES)
-    with spool:
+    with spool, Workers(threads) as workers:
+        work.learn(workers)
         group = blake3()
-        for i, done in enumerate(ordered_map(work.encode, range(len(covered.blocks)), threads)):
+        for i, done in enumerate(workers.map(work.encode, range(len(covered.blocks)))):
             if i and i % GROUP == 0:
                 hashes.append(group.digest())
                 group = blake3()
@@ -215,22 +216,20 @@ class _Work:
         old, new = self._boxes.read(self._old, block), self._boxes.read(self._new, block)
         return self._encoder.split(block, old, new)
 
-    def learn(self, threads: int | None) -> None:
+    def learn(self, workers: Workers) -> None:
         """Split blocks spread over the part until there are changes enough for the tables.
 
-        The sample is taken in steps of a fixed size, so that it does not depend on the threads.
+        That is judged after steps of a fixed size, so that the sample does not depend on threads.
         """
         if not self._encoder.learns:
             return
         order = _spread(len(self._boxes.blocks))
         changes = 0
-        for first in range(0, len(order), _SAMPLE_STEP):
-            step = order[first : first + _SAMPLE_STEP]
-            for i, split in zip(step, ordered_map(self._split, step, threads), strict=True):
-                self._kept[i] = split
-                changes += len(split.changes.places)
-            if changes >= _SAMPLE_CHANGES:
+        for done, split in enumerate(workers.map(self._split, order)):
+            if done % _SAMPLE_STEP == 0 and changes >= _SAMPLE_CHANGES:
                 break
+            self._kept[order[done]] = split
+            changes += len(split.changes.places)
         self._encoder.learn((self._boxes.blocks[i], split) for i, split in self._kept.items())
 
     def encode(self, i: int) -> _Encoded:
@@ -293,6 +292,11 @@ def _target_sums(
         tensor = boxes.boxes[box].tensor
         sums[tensor] = (int(sums[tensor]) + change) % (1 << 64)
     return sums
+
+
+def _beside(out: str | os.PathLike[str] | BinaryIO) -> str | None:
+    """Where to spool: on the disk that must hold the result, not on a small temporary one."""
+    return str(Path(out).parent) if isinstance(out, (str, os.PathLike)) else None
 
 
 def _write(out: str | os.PathLike[str] | BinaryIO, head: bytes, payload: Any) -> None:

@@ -189,17 +189,23 @@ def _prove(patch: Patch, state: State, sums: Sums, tensors: Collection[str] | No
         for touched in part.header.touched:
             box = part.boxes.boxes[touched.box]
             tensor = state.layout.tensors[box.tensor]
-            if box.shape != tensor.shape or (wanted is not None and box.tensor not in wanted):
-                continue  # the sum of a smaller box is not kept; the root covers it
-            if int(sums[box.tensor]) != touched.sum:
+            if wanted is not None and box.tensor not in wanted:
+                continue
+            if box.shape == tensor.shape:
+                found = int(sums[box.tensor])
+            elif wanted is not None:
+                found = part.boxes.sum(state, touched.box)
+            else:
+                continue  # the sums of smaller boxes are not kept; the root covers them
+            if found != touched.sum:
                 raise RootMismatchError(
                     f"{tensor.name} does not have its target sum after writing; "
                     "the old bits were restored"
                 )
     if tensors is None:
-        found = digest.root(state.layout, sums)
-        if found != patch.target:
+        have = digest.root(state.layout, sums)
+        if have != patch.target:
             raise RootMismatchError(
-                f"the state has root {found.hex()[:16]}… after writing, the target is "
+                f"the state has root {have.hex()[:16]}… after writing, the target is "
                 f"{patch.target.hex()[:16]}…; the old bits were restored"
             )
