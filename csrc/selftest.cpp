@@ -185,7 +185,8 @@ void test_decode(const pc_class_map &map, const Lanes &base, const std::vector<u
     const int64_t k = pc_decode_counts(data.data(), int64_t(data.size()), map.classes, base.size(), t.counts.data());
     t.gaps.resize(size_t(k < 0 ? 0 : k));
     t.diffs.resize(t.gaps.size());
-    const int code = pc_decode(data.data(), int64_t(data.size()), map.classes, map.width, base.size(), frequencies.data(), slots.data(), t.gaps.data(), t.diffs.data());
+    const int code = pc_decode(data.data(), int64_t(data.size()), map.classes, map.width, base.size(), frequencies.data(), slots.data(),
+                               t.gaps.data(), t.diffs.data());
     check((code == 0) == good && (k >= 0 || code == k), what);
     if (!good || code != 0) return;
     check(t.counts == expected.counts && t.gaps == expected.gaps && t.diffs == expected.diffs, what);
@@ -205,7 +206,8 @@ void test_block(const pc_class_map &map, const Lanes &base, const Tokens &t, int
 
     std::vector<uint16_t> frequencies(histogram.size());
     for (int table = 0; table < 2 * PC_CLASSES; ++table)
-        if (t.counts[size_t(table % PC_CLASSES)] || chance(0.5)) make_row(&counted[size_t(table * PC_SYMBOLS)], style, &frequencies[size_t(table * PC_SYMBOLS)]);
+        if (t.counts[size_t(table % PC_CLASSES)] || chance(0.5))
+            make_row(&counted[size_t(table * PC_SYMBOLS)], style, &frequencies[size_t(table * PC_SYMBOLS)]);
     const std::vector<uint8_t> slots = make_slots(frequencies);
     const auto encode = [&](std::vector<uint8_t> &out) {
         return pc_encode(t.gaps.data(), t.diffs.data(), t.counts.data(), map.classes, frequencies.data(), out.data(), int64_t(out.size()));

@@ -213,8 +213,8 @@ def varint(number: int) -> bytes:
         varint(2**63), varint(2**63 + 1), varint(2**64 - 1), varint(4 * 2**40 + 1), varint(2**64),
         varint(2**70), b"\xff" * 9 + b"\x7f", b"\x80" * 10 + b"\1", b"\x80\x00", b"\x80", b"",
     ],
-    ids=["2^63", "2^63+1", "2^64-1", "2^42+1", "2^64", "2^70", "overlong", "eleven bytes", "not minimal",
-         "cut", "none"],
+    ids=["2^63", "2^63+1", "2^64-1", "2^42+1", "2^64", "2^70", "overlong", "eleven bytes",
+         "not minimal", "cut", "none"],
 )  # fmt: skip
 def test_an_index_entry_of_declared_2_to_63_bytes(
     entry: bytes, part: bytes, old: State, new: State

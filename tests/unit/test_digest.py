@@ -16,7 +16,6 @@ from pulsecast.patch import digest
 from pulsecast.patch.boxes import Box, BoxMap
 from pulsecast.patch.layout import Layout, TensorSpec
 from pulsecast.patch.state import State
-
 from tests.states import MIXED, change_state, make_state
 
 pytestmark = pytest.mark.usefixtures("backend")

@@ -248,8 +248,9 @@ def test_the_most_frequent_token_may_lose() -> None:
     ],
     ids=[
         "empty", "no dtype", "dtype 0", "dtype 16", "lo outside", "lo of integers",
-        "classes of integers", "second dtype missing", "253 tokens", "last token without", "13 bits",
-        "three large", "others above the slots", "gap table above", "trailing byte", "row cut off",
+        "classes of integers", "second dtype missing", "253 tokens", "last token without",
+        "13 bits", "three large", "others above the slots", "gap table above",
+        "trailing byte", "row cut off",
     ],
 )  # fmt: skip
 def test_broken_tables_are_refused(data: bytes, error: type[Exception]) -> None:

@@ -19,7 +19,7 @@ from pulsecast.errors import (
     WrongBaseError,
 )
 from pulsecast.kernels import Places
-from pulsecast.patch import digest, transaction
+from pulsecast.patch import digest, encode, transaction
 from pulsecast.patch.boxes import Box
 from pulsecast.patch.codecs import CODECS
 from pulsecast.patch.decode import Change, Patch
@@ -211,8 +211,8 @@ def test_what_did_not_arrive_is_noticed_and_undone(
     assert faults.calls == 2
 
 
-@pytest.mark.parametrize("at", [0, 1, 5, 9])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
+@pytest.mark.parametrize("at", [0, 1, 8])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("density", [0.2, 1.0])
 def test_an_interrupt_in_the_middle_leaves_the_base(
     codec: str,
@@ -283,8 +283,9 @@ def damaged(data: bytes) -> bytes:
 def test_damage_in_the_last_block_is_found_before_the_first_write(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = make_state({"t": ("BF16", (17 * 65536,))})
+    old = make_state({"t": ("BF16", (17 * 4096,))})
     new = change_state(old, 0.2)
+    monkeypatch.setattr(encode, "_block_log2", lambda *_: 12)
     patch = Patch([Part(damaged(encode_bytes(old, new, codec=codec)))])
     assert len(patch.bind(old.layout)[0].boxes.blocks) == 17  # two groups
     state = old.copy()

@@ -223,14 +223,20 @@ class _Work:
         """
         if not self._encoder.learns:
             return
+
+        def look(i: int) -> tuple[Any, Any]:
+            split = self._split(i)
+            return split, self._encoder.observe(self._boxes.blocks[i], split)
+
         order = _spread(len(self._boxes.blocks))
-        changes = 0
-        for done, split in enumerate(workers.map(self._split, order)):
+        observations, changes = [], 0
+        for done, (split, observation) in enumerate(workers.map(look, order)):
             if done % _SAMPLE_STEP == 0 and changes >= _SAMPLE_CHANGES:
                 break
             self._kept[order[done]] = split
+            observations.append(observation)
             changes += len(split.changes.places)
-        self._encoder.learn((self._boxes.blocks[i], split) for i, split in self._kept.items())
+        self._encoder.learn(observations)
 
     def encode(self, i: int) -> _Encoded:
         """One block in its smallest mode."""

@@ -113,9 +113,9 @@ def fit_gaps(counts: U32) -> tuple[int, Row]:
     x = int(np.argmin(costs))
     if not counts.any():
         return x, row
-    writer = BitWriter()
-    _write_row(writer, row)
-    explicit = _bits(_settle(row)) @ counts + 8 * len(writer.finish())
+    lengths = np.frexp(row[: int(np.flatnonzero(row)[-1]) + 1].astype(float))[1]
+    table = 8 + 4 * len(lengths) + int(np.clip(lengths - 1, 0, 2).sum())
+    explicit = _bits(_settle(row)) @ counts + table
     return (EXPLICIT, row) if explicit < costs[x] else (x, row)
 
 
@@ -162,13 +162,11 @@ class Tables:
         self.gap_codes = tuple(gap_codes)
         self.rows = rows
         self.frequencies: Frequencies = np.zeros((2, CLASSES, SYMBOLS), np.uint16)
+        used = rows.any(axis=2)
+        self.frequencies[used] = _settle(rows[used])
         for c, code in enumerate(self.gap_codes):
             if code != EXPLICIT:
                 self.frequencies[0, c] = geometric()[code]
-            elif rows[0, c].any():
-                self.frequencies[0, c] = _settle(rows[0, c])
-            if rows[1, c].any():
-                self.frequencies[1, c] = _settle(rows[1, c])
 
 
 def build(classes: ClassMap, gap_tokens: U32, value_tokens: U32) -> Tables:
@@ -176,8 +174,10 @@ def build(classes: ClassMap, gap_tokens: U32, value_tokens: U32) -> Tables:
     rows = np.zeros((2, CLASSES, SYMBOLS), np.int64)
     codes = []
     for c in range(classes.count):
-        code, rows[0, c] = fit_gaps(gap_tokens[c])
+        code, row = fit_gaps(gap_tokens[c])
         codes.append(code)
+        if code == EXPLICIT:
+            rows[0, c] = row
         rows[1, c] = fit(value_tokens[c])
         if not rows[
             1, c

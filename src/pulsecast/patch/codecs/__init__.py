@@ -34,13 +34,17 @@ class Split(Protocol):
 
 
 class BlockEncoder(Protocol):
-    """Turns two versions of a block into a sparse payload."""
+    """Turns two versions of a block into a sparse payload.
+
+    If it `learns`, blocks of a sample are split and observed, in any order and thread, and all
+    observations are given to `learn` before the first `write`.
+    """
 
     learns: bool
-    """Whether `learn` wants a sample of all blocks before the first `write`."""
 
     def split(self, block: Block, old: Lanes, new: Lanes) -> Any: ...
-    def learn(self, sample: Iterable[tuple[Block, Any]]) -> None: ...
+    def observe(self, block: Block, split: Any) -> Any: ...
+    def learn(self, observations: Iterable[Any]) -> None: ...
     def write(self, block: Block, split: Any) -> bytes: ...
     def tables(self) -> bytes: ...
 

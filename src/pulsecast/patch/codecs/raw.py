@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,10 @@ class DiffEncoder:
         places, values = kernels.diff(old, new)
         return Diff(Changes(places, kernels.blocks().gather(old, places), values))
 
-    def learn(self, sample: Iterable[tuple[Block, Any]]) -> None:
+    def observe(self, block: Block, split: Diff) -> None:
+        """Nothing to observe."""
+
+    def learn(self, observations: Iterable[None]) -> None:
         """Nothing to learn."""
 
     def tables(self) -> bytes:

@@ -18,7 +18,7 @@ from ..boxes import BoxMap, Segment
 from ..state import State
 
 _SLICES = 64
-_SLICE = 1 << 13
+_SLICE = 1 << 12
 _BITS_PER_CLASS = 160  # tables and counts of one class, about
 
 Floats = npt.NDArray[np.float64]
@@ -53,14 +53,18 @@ class Survey:
         )
         between = np.concatenate([[0.0], np.cumsum(single)])
         top = len(single) - 1
-        best = (below[top], 0, 1)
-        for lo in range(int(used[0]), top):
-            for hi in range(lo + 1, min(lo + CLASSES - 1, top) + 1):
-                cost = below[lo] + between[hi] - between[lo + 1] + above[hi]
-                best = min(best, (cost, lo, hi - lo + 1))
-            if lo > used[-1]:
-                break
-        return ClassMap(self.dtype, best[1], best[2])
+        if used[0] == top:
+            return ClassMap(self.dtype)
+        # All pairs of a lowest and a highest class.
+        lo, hi = np.arange(int(used[0]), top)[:, None], np.arange(1, CLASSES)[None, :]
+        hi = np.minimum(lo + hi, top)
+        costs = below[lo] + between[hi] - between[lo + 1] + above[hi]
+        best = int(np.argmin(costs))
+        if below[top] <= costs.flat[best]:
+            return ClassMap(self.dtype)
+        return ClassMap(
+            self.dtype, int(lo[best // (CLASSES - 1), 0]), int((hi - lo).flat[best]) + 1
+        )
 
     def _bits(self, weights: npt.NDArray[np.int64], changes: npt.NDArray[np.int64]) -> Floats:
         """Estimated bits of classes with these counts in the whole part."""

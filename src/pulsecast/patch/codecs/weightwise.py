@@ -28,14 +28,18 @@ class WeightwiseEncoder:
         """The changes of a block."""
         return blocks().tokenise(self._classes[block.dtype.code], old, new)
 
-    def learn(self, sample: Iterable[tuple[Block, Tokens]]) -> None:
+    def observe(self, block: Block, split: Tokens) -> tuple[int, U32, U32]:
+        """How often a block has each token."""
+        gaps, values = blocks().histogram(split.gaps, split.diffs, split.counts)
+        return block.dtype.code, gaps, values
+
+    def learn(self, observations: Iterable[tuple[int, U32, U32]]) -> None:
         """Fit the tables."""
         shape = (2, CLASSES, SYMBOLS)
         seen = {code: np.zeros(shape, np.uint64) for code in self._classes}
-        for block, split in sample:
-            gaps, values = blocks().histogram(split.gaps, split.diffs, split.counts)
-            seen[block.dtype.code][0] += gaps
-            seen[block.dtype.code][1] += values
+        for code, gaps, values in observations:
+            seen[code][0] += gaps
+            seen[code][1] += values
         for code, counts in seen.items():
             self._tables[code] = build(self._classes[code], counts[0], counts[1])
 
