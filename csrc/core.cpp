@@ -6,6 +6,8 @@
 #include "isa.h"
 #include "keys.h"
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files and lanes are little-endian");
+
 namespace pulsecast {
 namespace {
 

@@ -39,6 +39,7 @@ _ERRORS: dict[int, tuple[type[Exception], str]] = {
     _RANGE: (FormatError, "a block holds a count, gap or difference out of range"),
     -3: (FormatError, "a block does not end where its streams end"),
     -4: (MemoryError, "no memory for a block"),
+    -5: (MemoryError, "the room for a block's bytes was too small"),
     -6: (
         ArrayError,
         "a block was given to the core with a width, size or class map it does not know",
