@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,12 +71,19 @@ class BoxMap:
         layout: The layout the boxes belong to.
         boxes: In any order, or None for every tensor.
         block_log2: Binary logarithm of the most weights in a block.
+        limit: Refuse more blocks than this before any is made.
 
     Raises:
         FormatError: A box lies outside its tensor, is empty, or overlaps another.
     """
 
-    def __init__(self, layout: Layout, boxes: Iterable[Box] | None, block_log2: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        boxes: Iterable[Box] | None,
+        block_log2: int,
+        limit: int = MAX_BLOCKS,
+    ) -> None:
         self.layout = layout
         self.whole = boxes is None
         if boxes is None:
@@ -86,7 +94,7 @@ class BoxMap:
         self.block_log2 = block_log2
         if not self.whole:
             _check_boxes(layout, self.boxes)
-        self.blocks = self._cut(1 << block_log2)
+        self.blocks = self._cut(1 << block_log2, limit)
 
     def _order(self, box: Box) -> tuple[int, int, tuple[int, ...]]:
         if not 0 <= box.tensor < len(self.layout.tensors):
@@ -99,10 +107,10 @@ class BoxMap:
         """The dtype of a box."""
         return self.layout.tensors[self.boxes[box].tensor].dtype
 
-    def _cut(self, most: int) -> tuple[Block, ...]:
-        total = sum(-(-box.size // most) for box in self.boxes)
-        if total > MAX_BLOCKS:
-            raise LimitError(f"a part would have {total} blocks, at most {MAX_BLOCKS} allowed")
+    def _cut(self, most: int, limit: int) -> tuple[Block, ...]:
+        large = sum(-(-box.size // most) for box in self.boxes if box.size > most)
+        if large > limit:
+            raise LimitError(f"a part would have {large} blocks or more, at most {limit} allowed")
         blocks: list[Block] = []
         gathered: list[Segment] = []
         weights = 0
@@ -199,9 +207,13 @@ def parse_boxes(text: str, layout: Layout) -> list[Box] | None:
         rows = json.loads(text)
         if not isinstance(rows, list) or len(rows) > MAX_BOXES:
             raise HeaderError(f"boxes must be a list of at most {MAX_BOXES}")
-        boxes = []
+        boxes: list[Box] = []
+        of_tensor: Counter[int] = Counter()
         for row in rows:
             tensor = _integer(row[0])
+            of_tensor[tensor] += 1
+            if of_tensor[tensor] > MAX_BOXES_OF_TENSOR:
+                raise LimitError(f"more than {MAX_BOXES_OF_TENSOR} boxes of one tensor")
             if not 0 <= tensor < len(layout.tensors):
                 raise HeaderError(
                     f"a box names tensor {tensor}, the layout has {len(layout.tensors)}"
@@ -215,7 +227,7 @@ def parse_boxes(text: str, layout: Layout) -> list[Box] | None:
                     Box(tensor, tuple(map(_integer, start)), tuple(map(_integer, lengths)))
                 )
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        if isinstance(error, HeaderError):
+        if isinstance(error, FormatError):
             raise
         raise HeaderError(f"boxes are not [tensor, [start…], [shape…]]: {error}") from error
     ordered = sorted(boxes, key=lambda b: (layout.tensors[b.tensor].dtype.code, b.tensor, b.start))

@@ -163,12 +163,13 @@ def _decode_part(
         if changes:
             yield changes
     declared = {t.box: t.changes for t in part.header.touched}
-    for box, count in counted.items():
-        complete = wanted is None or boxes.boxes[box].tensor in wanted
-        if complete and declared.get(box, 0) != count:
-            raise FormatError(
-                f"{part.where}: box {box} has {count} changes, {declared.get(box, 0)} are declared"
-            )
+    for box in sorted(counted.keys() | declared.keys()):
+        if wanted is None or boxes.boxes[box].tensor in wanted:
+            have, need = counted.get(box, 0), declared.get(box, 0)
+            if have != need or (box in declared and not need):
+                raise FormatError(
+                    f"{part.where}: box {box} has {have} changes, {need} are declared"
+                )
 
 
 def _sparse(boxes: BoxMap, segment: Segment, start: int, found: Changes) -> Change:

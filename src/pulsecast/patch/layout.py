@@ -11,7 +11,12 @@ from functools import cached_property
 from blake3 import blake3
 
 from ..dtypes import DType, by_name
-from ..errors import HeaderError, LayoutError, LayoutMismatchError, LimitError
+from ..errors import (
+    HeaderError,
+    LayoutError,
+    LayoutMismatchError,
+    LimitError,
+)
 
 MAX_TENSORS = 1 << 20
 MAX_NAME_BYTES = 1024
@@ -55,6 +60,15 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype.name}{list(self.shape)}"
+
+
+def _tensor(name: object, dtype: object, shape: list[object]) -> TensorSpec:
+    if not isinstance(name, str) or not isinstance(dtype, str) or not isinstance(shape, list):
+        raise HeaderError("a tensor is not [name, dtype, shape]")
+    sizes = [size for size in shape if type(size) is int]
+    if len(sizes) != len(shape):
+        raise HeaderError(f"the shape of tensor {name[:80]!r} is not made of integers")
+    return TensorSpec(name, by_name(dtype), tuple(sizes))
 
 
 class Layout:
@@ -123,12 +137,9 @@ class Layout:
             HeaderError: It is no list of names, dtypes and shapes.
         """
         try:
-            rows = json.loads(data)
-            tensors = [
-                TensorSpec(name, by_name(dtype), tuple(int(d) for d in shape))
-                for name, dtype, shape in rows
-                if isinstance(name, str)
-            ]
+            tensors = [_tensor(*row) for row in json.loads(data.decode())]
+        except (HeaderError, LayoutError):
+            raise
         except (ValueError, TypeError, RecursionError) as error:
             raise HeaderError(
                 f"a layout is not a JSON list of [name, dtype, shape]: {error}"

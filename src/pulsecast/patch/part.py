@@ -28,7 +28,7 @@ from ..errors import (
 from ..kernels import Changes
 from ..kernels.bits import read_varint, write_varint
 from . import codecs
-from .boxes import BoxMap, parse_boxes
+from .boxes import MAX_BLOCKS, BoxMap, parse_boxes
 from .layout import Layout
 from .safefile import SafeHeader, read_header, write_header
 
@@ -251,7 +251,12 @@ class BoundPart:
                 f"the state has {layout.id.hex()[:16]}…"
             )
         self.header, self.where, self._payload = header, part.where, payload
-        self.boxes = BoxMap(layout, parse_boxes(header.boxes, layout), header.block_log2)
+        self.boxes = BoxMap(
+            layout,
+            parse_boxes(header.boxes, layout),
+            header.block_log2,
+            limit=min(len(index), MAX_BLOCKS),  # every block has a byte in the index at least
+        )
         self.modes, self._extents = self._read_index(index, len(payload))
         if header.touched and header.touched[-1].box >= len(self.boxes.boxes):
             raise FormatError(f"{self.where}: a touched box does not exist")

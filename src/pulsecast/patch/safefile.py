@@ -67,7 +67,8 @@ def read_header(data: memoryview | bytes, file_size: int | None = None) -> SafeH
     if 8 + length > len(data):
         raise TruncatedError("a safetensors header ends beyond the file")
     try:
-        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_no_duplicates)
+        text = bytes(data[8 : 8 + length]).decode()
+        header = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
         if isinstance(error, HeaderError):
             raise
