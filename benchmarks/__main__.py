@@ -54,6 +54,13 @@ def _kernels(args: argparse.Namespace) -> int:
     return _verdict(budgets.missed_by_kernels(records)) if args.check else 0
 
 
+def _page(args: argparse.Namespace) -> int:
+    from . import page
+
+    page.main()
+    return 0
+
+
 def _verdict(missed: Iterable[str]) -> int:
     lines = list(missed)
     for line in lines:
@@ -69,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__.splitlines()[0]
     )
-    commands = parser.add_subparsers(required=True, metavar="codec | kernels")
+    commands = parser.add_subparsers(required=True, metavar="codec | kernels | page")
 
     codec = commands.add_parser("codec", parents=[shared], help="sizes and times on real updates")
     codec.add_argument(
@@ -90,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--densities", default="0.001,0.01,0.1", help="shares of changed weights")
     kernels.add_argument("--full", action="store_true", help="all sizes up to 1G weights")
     kernels.set_defaults(main=_kernels)
+
+    page = commands.add_parser("page", help="make docs/performance.md from benchmarks/results")
+    page.set_defaults(main=_page)
     return parser
 
 

@@ -13,13 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.rivals import PulseV31  # the paper's format, re-implemented for the benchmarks
-from pulsecast import kernels
-from pulsecast.patch.decode import open_patch
-from pulsecast.patch.encode import encode
-from pulsecast.patch.state import State
-from pulsecast.patch.transaction import apply
+from pulsecast import Checkpoint, Journal, State, apply, encode, kernels, open_patch
 from pulsecast.testing import synthetic
-from pulsecast.weights import Checkpoint, Journal
 
 WIDTH, LAYERS, VOCABULARY = 576, 10, 16_384
 
