@@ -391,6 +391,25 @@ class TestWeightwise:
                 changed[at + which : at + which + 4] = state.to_bytes(4, "little")
                 refused(bytes(changed))
 
+    def test_states_out_of_range_that_decode_all_the_same(
+        self, block: Weightwise, part: bytes, old: State, new: State, refused
+    ) -> None:
+        """From state c + 1 the symbol of start c decodes too, with a word 0 more."""
+        own = plain_tables({0: 1})
+        block.gaps, block.diffs = np.array([2], np.uint32), np.array([0], np.uint64)
+        block.counts[:] = 0
+        block.counts[0] = 1
+        data, tables = block.encode(own), block.write_tables(own)
+        assert "are declared" in str(block_refused(part, data, old, new, tables))
+        assert data[9:] == b"\0"  # count, two states, no words, no bits
+        start = int(own.frequencies[0, 0, :2].sum())
+        gap, value = data[1:5], data[5:9]
+        for states in (
+            (start + 1).to_bytes(4, "little") + value,
+            gap + (1).to_bytes(4, "little"),
+        ):
+            refused(data[:1] + states + b"\1\0\0", tables)
+
     @pytest.mark.parametrize("words", [2**15, 2**31, 2**32, 2**62, 2**63, 2**64 - 1])
     def test_declared_words(self, words: int, block: Weightwise, refused) -> None:
         data = block.encode()

@@ -212,6 +212,31 @@ def test_damaged_blocks_get_the_same_verdict(both: Both, pair: Pair, data: st.Da
                 assert equal(found[0], found[1])
 
 
+@quick
+@given(pair=pairs(most=257), data=st.data())
+def test_decode_refuses_ranks_beyond_the_block(both: Both, pair: Pair, data: st.DataObject) -> None:
+    """Also when no single gap does: the inspection of a patch decodes without a base."""
+    classes = data.draw(class_maps(pair.dtype))
+    t = both[0].tokenise(classes, pair.old, pair.new)
+    if not len(t.gaps):
+        return
+    tables = build(classes, *both[0].histogram(t.gaps, t.diffs, t.counts))
+    gaps, size = t.gaps.copy(), len(pair.old)
+    c = data.draw(st.sampled_from(np.flatnonzero(t.counts).tolist()))
+    last = int(t.counts[: c + 1].sum()) - 1
+    used = int((gaps[last + 1 - int(t.counts[c]) : last + 1].astype(int) + 1).sum())
+    more = data.draw(st.integers(0, 3))
+    gaps[last] += np.uint32(size - used + more)
+    payload = both[0].encode(gaps, t.diffs, t.counts, classes.count, tables.frequencies)
+    arguments = (payload, classes.count, pair.dtype.width, size, Decoding.of(tables.frequencies))
+    for kernel in both:
+        if more:
+            with pytest.raises(FormatError):
+                kernel.decode(*arguments)
+        else:
+            assert equal(kernel.decode(*arguments)[1], gaps)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
 def test_ulp_order_is_a_bijection_that_follows_the_values(dtype: DType) -> None:
     if dtype.width <= 2:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks import page
 from pulsecast.patch.state import State
 from pulsecast.testing import synthetic
 
@@ -47,3 +48,9 @@ def test_links_lead_somewhere(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_performance_page_is_made_from_the_results() -> None:
+    assert page.rendered(page.PAGE.read_text(encoding="utf-8")) == page.PAGE.read_text(
+        encoding="utf-8"
+    ), "run: python -m benchmarks page"

@@ -175,6 +175,7 @@ class Native:
         """Write the values at checked places; return what stood there."""
         if not target.flags.writeable or values.dtype != target.dtype or len(values) != len(places):
             raise ArrayError("target is read-only, or values do not fit to target and places")
+        _same(target)
         old = np.empty_like(values)
         width = _same(values, old)
         self._core.pc_apply(
@@ -187,7 +188,7 @@ class Native:
         """The lanes at checked places."""
         out = np.empty(len(places), source.dtype)
         self._core.pc_gather(
-            source.dtype.itemsize, source.ctypes.data, _int64(places).ctypes.data, len(places),
+            _same(source), source.ctypes.data, _int64(places).ctypes.data, len(places),
             out.ctypes.data,
         )  # fmt: skip
         return out
@@ -211,6 +212,7 @@ class Native:
         """Write at checked places, read back, and return the change of the sum that was read."""
         if not target.flags.writeable or new.dtype != target.dtype or len(new) != len(places):
             raise ArrayError("target is read-only, or lanes do not fit to target and places")
+        _same(target)
         total: int = self._core.pc_write(
             _same(old, new), target.ctypes.data, _int64(places).ctypes.data, len(places), start,
             old.ctypes.data, new.ctypes.data,

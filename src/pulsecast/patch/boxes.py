@@ -17,9 +17,9 @@ from ..kernels import Places
 from .layout import Layout
 from .state import State
 
-MAX_BOXES = 1 << 20
+MAX_BOXES = 1 << 18
 MAX_BLOCKS = 1 << 26
-MAX_BOXES_OF_TENSOR = 1 << 12
+MAX_BOXES_OF_TENSOR = 1 << 10
 _RUN = 1 << 20
 
 
@@ -223,6 +223,8 @@ def parse_boxes(text: str, layout: Layout) -> list[Box] | None:
                 boxes.append(Box(tensor, (0,) * len(shape), shape))
             else:
                 _, start, lengths = row
+                if not isinstance(start, list) or not isinstance(lengths, list):
+                    raise HeaderError(f"{row!r:.60} is no box")
                 boxes.append(
                     Box(tensor, tuple(map(_integer, start)), tuple(map(_integer, lengths)))
                 )

@@ -38,7 +38,7 @@ from .state import State
 
 _CHANGES_PER_BLOCK = 1 << 14  # enough that a block's own overhead is below 1 %
 _SMALLEST, _LARGEST = 16, 22
-_SAMPLE_CHANGES = 1 << 21  # enough for any table, and a bound on what waits in memory
+_SAMPLE_CHANGES = 1 << 18  # tables gain nothing from more, and a bound on what waits in memory
 _SAMPLE_STEP = 16
 _SPOOL = 64 << 20
 

@@ -28,6 +28,8 @@ class State:
         for tensor, array in zip(layout.tensors, arrays, strict=True):
             if array.shape != (tensor.size,) or array.dtype != tensor.dtype.lane:
                 raise ArrayError(f"{tensor}: got {array.shape} lanes of {array.dtype}")
+            if not array.flags.c_contiguous:
+                raise ArrayError(f"{tensor}: the lanes are not contiguous")
         self.layout = layout
         self.arrays: tuple[Lanes, ...] = tuple(arrays)
 

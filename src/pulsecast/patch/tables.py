@@ -90,33 +90,35 @@ def _coarse(frequencies: Row, half: int) -> Row:
 
 
 def fit(counts: U32) -> Row:
-    """An explicit table, as written, for tokens that were counted; all zeros if there were none.
+    """Explicit tables, as written, for tokens that were counted; all zeros where there were none.
 
     Tokens rarer than half a slot are left to escape: in the table they would cost more.
     """
-    total = int(counts.sum())
-    if not total:
-        return np.zeros(SYMBOLS, np.int64)
+    total = np.maximum(counts.sum(axis=-1, keepdims=True).astype(np.int64), 1)
     share = counts.astype(np.int64) * (SLOTS - 1)
-    top = int(np.argmax(share))
-    row = _coarse(np.where(2 * share >= total, np.maximum((share + total // 2) // total, 1), 0), 1)
-    if row.sum() - row[top] > _MOST:
-        row = _coarse(share // total, 0)
-    row[top] = _TOP
-    return row
+    top = np.argmax(share, axis=-1)[..., None]
+    nearest = np.maximum((share + total // 2) // total, 1)
+    rows = _coarse(np.where((2 * share >= total) & (share > 0), nearest, 0), 1)
+    others = rows.sum(axis=-1, keepdims=True) - np.take_along_axis(rows, top, -1)
+    rows = np.where(others > _MOST, _coarse(share // total, 0), rows)
+    used = np.take_along_axis(share, top, -1) > 0
+    np.put_along_axis(rows, top, np.where(used, _TOP, 0), -1)
+    return rows
 
 
-def fit_gaps(counts: U32) -> tuple[int, Row]:
-    """The better of the geometric tables and an explicit one: ``(x, row)`` as written."""
-    row = fit(counts)
-    costs = _geometric_bits() @ counts
-    x = int(np.argmin(costs))
-    if not counts.any():
-        return x, row
-    lengths = np.frexp(row[: int(np.flatnonzero(row)[-1]) + 1].astype(float))[1]
-    table = 8 + 4 * len(lengths) + int(np.clip(lengths - 1, 0, 2).sum())
-    explicit = _bits(_settle(row)) @ counts + table
-    return (EXPLICIT, row) if explicit < costs[x] else (x, row)
+def fit_gaps(counts: U32) -> tuple[npt.NDArray[np.int64], Row]:
+    """Per class the better of geometric and explicit tables: codes, and rows as written."""
+    rows = fit(counts)
+    numbers = counts.astype(float)
+    # Not a matrix product: BLAS would wake threads of its own, which then spin beside our workers.
+    geometric_cost = np.einsum("ct,xt->cx", numbers, _geometric_bits())
+    codes = np.argmin(geometric_cost, axis=1)
+    lengths = np.frexp(rows.astype(float))[1]
+    last = SYMBOLS - np.argmax(rows[:, ::-1] > 0, axis=1)
+    table = 8 + 4 * last + np.clip(lengths - 1, 0, 2).sum(axis=1)
+    explicit_cost = (numbers * _bits(_settle(rows))).sum(axis=1) + table
+    explicit = counts.any(axis=1) & (explicit_cost < geometric_cost.min(axis=1))
+    return np.where(explicit, EXPLICIT, codes), np.where(explicit[:, None], rows, 0)
 
 
 def _write_row(bits: BitWriter, row: Row) -> None:
@@ -172,18 +174,12 @@ class Tables:
 def build(classes: ClassMap, gap_tokens: U32, value_tokens: U32) -> Tables:
     """Tables for a dtype from its token histograms per class."""
     rows = np.zeros((2, CLASSES, SYMBOLS), np.int64)
-    codes = []
-    for c in range(classes.count):
-        code, row = fit_gaps(gap_tokens[c])
-        codes.append(code)
-        if code == EXPLICIT:
-            rows[0, c] = row
-        rows[1, c] = fit(value_tokens[c])
-        if not rows[
-            1, c
-        ].any():  # a class may be empty in the sample only: escape can say everything
-            rows[1, c, 0] = _TOP
-    return Tables(classes, codes, rows)
+    n = classes.count
+    codes, rows[0, :n] = fit_gaps(gap_tokens[:n])
+    rows[1, :n] = fit(value_tokens[:n])
+    # A class may be empty in the sample only: with one token, escape can say everything.
+    rows[1, :n, 0] = np.where(rows[1, :n].any(axis=1), rows[1, :n, 0], _TOP)
+    return Tables(classes, codes.tolist(), rows)
 
 
 def write_tables(tables: list[Tables]) -> bytes:

@@ -86,4 +86,7 @@ def checked(block: Block, places: Places, base: Lanes, values: Lanes) -> Changes
     """The changes of a block, once their places are known to ascend inside of it."""
     if kernels.blocks().check_places(places, block.size) != len(places):
         raise FormatError("the places of a block do not ascend or lie outside of it")
-    return Changes(places, kernels.blocks().gather(base, places), values)
+    old = kernels.blocks().gather(base, places)
+    if (old == values).any():
+        raise FormatError("a sparse block holds weights that do not change")
+    return Changes(places, old, values)

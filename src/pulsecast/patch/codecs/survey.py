@@ -46,10 +46,11 @@ class Survey:
         used = np.flatnonzero(self.changes.sum(axis=1))
         if not self.dtype.is_float or not len(used):
             return ClassMap(self.dtype)
-        single = self._bits(self.weights, self.changes)
-        below = self._bits(np.cumsum(self.weights), np.cumsum(self.changes, axis=0))
+        changes = self.changes[:, : int(np.flatnonzero(self.changes.any(axis=0))[-1]) + 1]
+        single = self._bits(self.weights, changes)
+        below = self._bits(np.cumsum(self.weights), np.cumsum(changes, axis=0))
         above = self._bits(
-            np.cumsum(self.weights[::-1])[::-1], np.cumsum(self.changes[::-1], axis=0)[::-1]
+            np.cumsum(self.weights[::-1])[::-1], np.cumsum(changes[::-1], axis=0)[::-1]
         )
         between = np.concatenate([[0.0], np.cumsum(single)])
         top = len(single) - 1
