@@ -52,37 +52,40 @@ struct Avx2 {
             classify_portable<T>(w, map, cls);
         }
     }
+    // Table j counts class 2j by ones and class 2j + 1 by 64s, so one look-up and one addition serve two classes: a byte holds at most 2 of either,
+    // eight bytes at most 16, and half a chunk at most 32, which is below 64.
     struct Counter {
-        explicit Counter(int) {}
+        __m256i table[8];
+        explicit Counter(int) {
+            for (int j = 0; j < 8; ++j) {
+                alignas(16) uint8_t t[16] = {};
+                t[2 * j] = 1;
+                t[2 * j + 1] = 64;
+                table[j] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(t)));
+            }
+        }
         void operator()(const uint8_t *cls, const uint16_t *before, uint16_t *after) const {
-            const __m256i a = at32(cls, 0), b = at32(cls, 1);
-            const __m256i nibble = _mm256_set1_epi8(0x0F);
-            __m256i pair[PC_CLASSES / 2];
-            for (int c = 0; c < PC_CLASSES; c += 2) {
-                // a match is -1 in a byte and there are at most 2 per byte: class c counts in the low nibbles, c + 1 in the high ones
-                const __m256i x = _mm256_set1_epi8(char(c)), y = _mm256_set1_epi8(char(c + 1));
-                const __m256i nx = _mm256_abs_epi8(_mm256_add_epi8(_mm256_cmpeq_epi8(a, x), _mm256_cmpeq_epi8(b, x)));
-                const __m256i ny = _mm256_abs_epi8(_mm256_add_epi8(_mm256_cmpeq_epi8(a, y), _mm256_cmpeq_epi8(b, y)));
-                pair[c / 2] = _mm256_or_si256(nx, _mm256_slli_epi16(ny, 4));
-            }
-            const __m256i zero = _mm256_setzero_si256();
-            for (int c = 0; c < PC_CLASSES; c += 8) {
-                // sad adds eight bytes into a 64-bit quarter; the quarters of eight classes are packed to 16 bits and added across
-                __m256i sums[8];
-                for (int i = 0; i < 8; i += 2) {
-                    const __m256i p = pair[(c + i) / 2];
-                    sums[i] = _mm256_sad_epu8(_mm256_and_si256(p, nibble), zero);
-                    sums[i + 1] = _mm256_sad_epu8(_mm256_and_si256(_mm256_srli_epi16(p, 4), nibble), zero);
+            const __m256i a = at32(cls, 0), b = at32(cls, 1), zero = _mm256_setzero_si256();
+            __m128i four[2];  // 16-bit sums of four tables, for the two halves of the chunk
+            for (int i = 0; i < 2; ++i) {
+                __m128i sum[4];
+                for (int j = 0; j < 4; ++j) {
+                    const __m256i t = table[4 * i + j];
+                    const __m256i s = _mm256_sad_epu8(_mm256_add_epi8(_mm256_shuffle_epi8(t, a), _mm256_shuffle_epi8(t, b)), zero);
+                    sum[j] = _mm_add_epi64(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
                 }
-                __m128i half[8];
-                for (int i = 0; i < 8; ++i) half[i] = _mm_add_epi16(_mm256_castsi256_si128(sums[i]), _mm256_extracti128_si256(sums[i], 1));
-                __m128i two[4];
-                for (int i = 0; i < 4; ++i) two[i] = _mm_packs_epi32(half[2 * i], half[2 * i + 1]);  // four numbers of 32 bits become 16, zeros between
-                const __m128i lo = _mm_hadd_epi16(two[0], two[1]), hi = _mm_hadd_epi16(two[2], two[3]);
-                const __m128i counts = _mm_hadd_epi16(lo, hi);
-                const __m128i sum = _mm_add_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(before + c)), counts);
-                _mm_storeu_si128(reinterpret_cast<__m128i *>(after + c), sum);
+                four[i] = _mm_or_si128(_mm_or_si128(sum[0], _mm_slli_epi64(sum[1], 16)),
+                                       _mm_or_si128(_mm_slli_epi64(sum[2], 32), _mm_slli_epi64(sum[3], 48)));
             }
+            const __m128i x = _mm_unpacklo_epi64(four[0], four[1]), y = _mm_unpackhi_epi64(four[0], four[1]), ones = _mm_set1_epi16(63);
+            const __m128i even = _mm_add_epi16(_mm_and_si128(x, ones), _mm_and_si128(y, ones));
+            const __m128i odd = _mm_add_epi16(_mm_srli_epi16(x, 6), _mm_srli_epi16(y, 6));
+            put(before, after, _mm_unpacklo_epi16(even, odd));
+            put(before + 8, after + 8, _mm_unpackhi_epi16(even, odd));
+        }
+        static void put(const uint16_t *before, uint16_t *after, __m128i counts) {
+            const __m128i sum = _mm_add_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(before)), counts);
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(after), sum);
         }
     };
     static uint64_t members(const uint8_t *cls, uint8_t c) {
@@ -96,6 +99,12 @@ struct Avx2 {
         const uint64_t m = members(cls, c);
         *bytes = byte_counts(m);
         return m;
+    }
+    // A page ahead. As an integer: the address may lie beyond the array, where a pointer may not.
+    template <class T>
+    static void ahead(const char *chunk) {
+        for (size_t line = 0; line < 64 * sizeof(T); line += 64)
+            _mm_prefetch(reinterpret_cast<const char *>(reinterpret_cast<uintptr_t>(chunk) + 4096 + line), _MM_HINT_T0);
     }
     template <class T>
     static uint64_t digest(const char *w, int n, int j, uint64_t q) {

@@ -4,6 +4,7 @@
 //   Counter(classes), and of it (cls, before, after)  after[c] = before[c] + how many have class c, for 16 classes; bytes above 15 are not counted
 //   count_before(cls, c, i)    how many of the first i have class c
 //   match(cls, c, bytes)       bit i set where the class is c, and the number of set bits in each of its bytes
+//   ahead<T>(chunk)            asks for weights that come later, where the hardware does not do so by itself
 //   digest<T>(w, n, j, q)      sum of w[i] · (T[j + i] xor q), j + n <= 1024
 #include <string.h>
 
@@ -87,6 +88,7 @@ inline void fill(Tile &tile, const char *lanes, int n, const pc_class_map map) {
         const int filled = n - chunk * kChunk;
         if (filled >= kChunk) {
             V::template classify<T>(at<T>(lanes, chunk * kChunk), map, cls);
+            V::template ahead<T>(at<T>(lanes, chunk * kChunk));
         } else {
             char padded[kChunk * sizeof(T)] = {};
             if (filled > 0) memcpy(padded, at<T>(lanes, chunk * kChunk), size_t(filled) * sizeof(T));
@@ -119,6 +121,8 @@ inline int list_changes(const char *before, const char *after, int n, uint16_t *
     int m = 0, i = 0;
     for (; i + kChunk <= n; i += kChunk) {
         const uint64_t changed = V::template differ<T>(at<T>(before, i), at<T>(after, i));
+        V::template ahead<T>(at<T>(before, i));
+        V::template ahead<T>(at<T>(after, i));
         m += list_bits(changed, i, out + m);
     }
     uint64_t changed = 0;

@@ -44,6 +44,8 @@ struct Scalar {
         return m;
     }
     template <class T>
+    static void ahead(const char *) {}
+    template <class T>
     static uint64_t digest(const char *w, int n, int j, uint64_t q) {
         return digest_portable<T>(w, n, j, q);
     }
