@@ -37,8 +37,9 @@ class Ours(Codec):
         self._sums = tensor_sums(old, threads=self._threads)
 
     def encode(self, old: State, new: State) -> Blobs:
-        options = {"codec": self.name, "threads": self._threads, "base_sums": self._sums}
-        return [encode_bytes(old, new, **options)]
+        # In a chain the layout is written once per run, not with every patch.
+        options = {"threads": self._threads, "base_sums": self._sums, "embed_layout": False}
+        return [encode_bytes(old, new, codec=self.name, **options)]
 
     def decode(self, blobs: Blobs, state: State) -> State:
         apply(Patch([Part(blobs[0])]), state, sums=self._sums, threads=self._threads)

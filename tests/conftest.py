@@ -44,6 +44,6 @@ def both() -> tuple[kernels.Kernels, kernels.Kernels]:
     if not _native_is_there():
         pytest.skip("the native core was not built")
     with kernels.use("reference"):
-        reference = kernels.blocks()
+        reference = kernels.backend()
     with kernels.use("native"):
-        return reference, kernels.blocks()
+        return reference, kernels.backend()

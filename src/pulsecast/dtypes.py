@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ArrayError, UnsupportedVersionError
+from .errors import ArrayError, UnsupportedError
 
 Lanes = npt.NDArray[np.unsignedinteger]
 """A one-dimensional array of bit patterns: uint8, uint16, uint32 or uint64."""
@@ -83,12 +83,12 @@ def by_name(name: str) -> DType:
     """The dtype with a safetensors name.
 
     Raises:
-        UnsupportedVersionError: No such dtype.
+        UnsupportedError: No such dtype.
     """
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise UnsupportedVersionError(
+        raise UnsupportedError(
             f"dtype {name!r} is not supported; known are {', '.join(_BY_NAME)}"
         ) from None
 
@@ -97,12 +97,12 @@ def by_code(code: int) -> DType:
     """The dtype with a code of spec section 1.
 
     Raises:
-        UnsupportedVersionError: No such code.
+        UnsupportedError: No such code.
     """
     try:
         return _BY_CODE[code]
     except KeyError:
-        raise UnsupportedVersionError(f"dtype code {code} is not known") from None
+        raise UnsupportedError(f"dtype code {code} is not known") from None
 
 
 def of(array: object) -> DType:

@@ -4,14 +4,14 @@ PulsecastError
 ├─ FormatError (ValueError)      a patch, checkpoint or layout file breaks its format
 │  ├─ HeaderError                a header or a metadata field is missing or malformed
 │  ├─ TruncatedError             bytes end before what they declare
-│  ├─ UnsupportedVersionError    a format or codec this release does not know
+│  ├─ UnsupportedError           a format, codec or dtype this release does not know
 │  ├─ LimitError                 a declared size is above its limit
 │  └─ HashMismatchError          bytes do not have the hash their header declares
 ├─ LayoutError (ValueError)      tensors cannot form a layout
 │  └─ LayoutMismatchError        two states or a state and a patch have other tensors
 ├─ ApplyError                    a patch was not applied; the state is unchanged
 │  ├─ WrongBaseError             the state is not the patch's base
-│  └─ RootMismatchError          the written state was not the target; the old bits were restored
+│  └─ RootMismatchError          the written state was not the target
 ├─ CheckpointError (ValueError)  files on disk do not form a checkpoint
 ├─ JournalError                  a journal is damaged or belongs to other files
 │  └─ BusyError                  another process holds the checkpoint
@@ -38,8 +38,8 @@ class TruncatedError(FormatError):
     """The bytes end before what they declare."""
 
 
-class UnsupportedVersionError(FormatError):
-    """The format or codec is unknown to this release."""
+class UnsupportedError(FormatError):
+    """The format, codec or dtype is unknown to this release."""
 
 
 class LimitError(FormatError):
@@ -80,7 +80,7 @@ class WrongBaseError(ApplyError):
 
 
 class RootMismatchError(ApplyError):
-    """What was read back after writing is not the target; the old bits were restored."""
+    """What was read back after writing is not the target; a state that lives on was restored."""
 
 
 class CheckpointError(PulsecastError, ValueError):

@@ -257,7 +257,7 @@ class Weightwise:
         self.own = self.tables[1]
         self.base = old.arrays[0]
         with kernels.use("reference"):
-            self.counts, self.gaps, self.diffs = kernels.blocks().decode(
+            self.counts, self.gaps, self.diffs = kernels.backend().decode(
                 self.forged.blocks[0][1], self.own.classes.count, 2, SIZE,
                 Decoding.of(self.own.frequencies),
             )  # fmt: skip
@@ -265,7 +265,7 @@ class Weightwise:
     def encode(self, own: Tables | None = None) -> bytes:
         own = own or self.own
         with kernels.use("reference"):
-            return kernels.blocks().encode(
+            return kernels.backend().encode(
                 self.gaps, self.diffs, self.counts, own.classes.count, own.frequencies
             )
 
@@ -328,9 +328,9 @@ class TestWeightwise:
         lo = int(np.median(exponents))
         classes = ClassMap(by_name("BF16"), lo, 2)
         with kernels.use("reference"):
-            tokens = kernels.blocks().tokenise(classes, block.base, new.arrays[0])
+            tokens = kernels.backend().tokenise(classes, block.base, new.arrays[0])
             own = build(
-                classes, *kernels.blocks().histogram(tokens.gaps, tokens.diffs, tokens.counts)
+                classes, *kernels.backend().histogram(tokens.gaps, tokens.diffs, tokens.counts)
             )
         block.gaps, block.diffs, block.counts = tokens.gaps, tokens.diffs, tokens.counts
         forged = Forge(part)

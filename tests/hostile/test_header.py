@@ -20,7 +20,7 @@ from pulsecast.errors import (
     PulsecastError,
     RootMismatchError,
     TruncatedError,
-    UnsupportedVersionError,
+    UnsupportedError,
     WrongBaseError,
 )
 from pulsecast.patch.decode import Patch
@@ -59,9 +59,9 @@ def test_tensors_in_any_order(order: tuple[str, ...], part: bytes, old: State, n
 @pytest.mark.parametrize(
     ("key", "value", "error"),
     [
-        ("format", "pulsecast-patch-2", UnsupportedVersionError),
-        ("format", "", UnsupportedVersionError),
-        ("codec", "lzma", UnsupportedVersionError),
+        ("format", "pulsecast-patch-2", UnsupportedError),
+        ("format", "", UnsupportedError),
+        ("codec", "lzma", UnsupportedError),
         ("codec", "RAW", FormatError),
         ("codec", "raw\n", FormatError),
         ("layout", "00" * 32, LayoutMismatchError),

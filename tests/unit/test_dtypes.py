@@ -7,7 +7,7 @@ import pytest
 
 from pulsecast import dtypes
 from pulsecast.dtypes import DTYPES, by_code, by_name, of
-from pulsecast.errors import ArrayError, UnsupportedVersionError
+from pulsecast.errors import ArrayError, UnsupportedError
 
 # name, code, lane bytes, exponent bits, mantissa bits: copied from the spec, not from the code.
 SPEC = [
@@ -38,10 +38,10 @@ def test_fields_fill_the_lane(dtype: dtypes.DType) -> None:
 
 def test_unknown_names_and_codes_are_refused() -> None:
     for name in ("", "bf16", "F4", "F8_E8M0", "BF16 "):
-        with pytest.raises(UnsupportedVersionError, match="not supported"):
+        with pytest.raises(UnsupportedError, match="not supported"):
             by_name(name)
     for code in (-1, 0, 16, 255):
-        with pytest.raises(UnsupportedVersionError, match="not known"):
+        with pytest.raises(UnsupportedError, match="not known"):
             by_code(code)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pulsecast import kernels
 from pulsecast.dtypes import by_name
-from pulsecast.errors import FormatError, HeaderError, LayoutMismatchError, UnsupportedVersionError
+from pulsecast.errors import FormatError, HeaderError, LayoutMismatchError, UnsupportedError
 from pulsecast.patch import digest
 from pulsecast.patch import encode as module
 from pulsecast.patch.boxes import Box
@@ -330,7 +330,7 @@ def test_the_layout_travels_when_asked() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     old, new = mixed_pair()
-    with pytest.raises(UnsupportedVersionError, match="codec 'lzma'"):
+    with pytest.raises(UnsupportedError, match="codec 'lzma'"):
         encode_bytes(old, new, codec="lzma")
     with pytest.raises(LayoutMismatchError):
         encode_bytes(old, make_state({"a": ("BF16", (3,))}))

@@ -141,7 +141,7 @@ class Faults:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Fault, *at: int) -> None:
         self.calls, self.fault, self.at = 0, fault, at
-        self._inner, self._write = kernels.blocks(), transaction.write
+        self._inner, self._write = kernels.backend(), transaction.write
         monkeypatch.setattr(kernels, "_current", self)
         monkeypatch.setattr(transaction, "write", self.write_change)
 

@@ -48,6 +48,9 @@ def inspect(
     _show(anatomy)
 
 
+_MOST_ROWS = 200  # more is for --json
+
+
 def _show(anatomy: Anatomy) -> None:
     from rich.console import Console
 
@@ -104,14 +107,19 @@ def _tensors(anatomy: Anatomy) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Changed tensors", title_justify="left", box=SIMPLE)
+    shown = anatomy.tensors
+    title = f"Changed tensors ({len(shown):,})"
+    if len(shown) > _MOST_ROWS:
+        shown = sorted(shown, key=lambda tensor: -tensor.changes)[:_MOST_ROWS]
+        title = f"The {_MOST_ROWS} of {len(anatomy.tensors):,} changed tensors with most changes"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("tensor", overflow="fold")
     table.add_column("dtype")
     for name in ("shape", "changes", "density"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     top = max((tensor.density for tensor in anatomy.tensors), default=1.0)
-    for tensor in anatomy.tensors:
+    for tensor in shown:
         table.add_row(
             escape(tensor.name),
             tensor.dtype,

@@ -23,7 +23,7 @@ from .rans import U32, U64, Decoding, Frequencies
 from .reference import Changes, Places, Tokens
 
 __all__ = [
-    "CLASSES", "Changes", "ClassMap", "Kernels", "Places", "Status", "Tokens", "apply", "blocks",
+    "CLASSES", "Changes", "ClassMap", "Kernels", "Places", "Status", "Tokens", "apply", "backend",
     "diff", "digest", "digest_change", "gather", "lanes", "status", "use", "write",
 ]  # fmt: skip
 
@@ -108,7 +108,7 @@ def status() -> Status:
     return _status
 
 
-def blocks() -> Kernels:
+def backend() -> Kernels:
     """The backend's own kernels, for code that works on the lanes of a block."""
     return _current
 

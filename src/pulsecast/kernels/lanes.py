@@ -61,6 +61,14 @@ def _of_torch(tensor: Any) -> Lanes:
         raise ArrayError(f"tensors of dtype {tensor.dtype} have no lanes of 1, 2, 4 or 8 bytes")
     if size == 0:
         return np.empty(0, LANE_TYPES[width])
+    if hasattr(tensor, "to_local"):
+        raise ArrayError("the tensor is a DTensor: pass tensor.to_local()")
+    needed = (tensor.storage_offset() + size) * width
+    if tensor.data_ptr() == 0 or tensor.untyped_storage().nbytes() < needed:
+        raise ArrayError(
+            "the tensor has no memory of its own (fake, or its storage was freed, as FSDP does): "
+            "pass it while it is materialised"
+        )
     buffer = (ctypes.c_char * (size * width)).from_address(tensor.data_ptr())
     # The array keeps the buffer alive, and the buffer the tensor: its memory must outlive the view.
     buffer.owner = tensor

@@ -26,6 +26,7 @@ ABI = 1
 LIBRARY = Path(__file__).parent.parent / "_core" / "libpulsecast_core.so"
 _SLICE = 1 << 20  # weights diffed at once: what the outputs must have room for
 _RANGE = -2
+_ROOM_KEPT = 1 << 22  # weights; rooms for more are not kept
 
 
 class _ClassMap(ctypes.Structure):
@@ -239,6 +240,8 @@ class Native:
 
     def _room(self, n: int) -> _Room:
         """This thread's outputs for n weights; kept: fresh pages cost more than the work."""
+        if n > _ROOM_KEPT:
+            return _Room(n)
         room: _Room | None = getattr(self._rooms, "room", None)
         if room is None or len(room.places) < n:
             room = self._rooms.room = _Room(n)

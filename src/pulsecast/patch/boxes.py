@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from .state import State
 MAX_BOXES = 1 << 18
 MAX_BLOCKS = 1 << 26
 MAX_BOXES_OF_TENSOR = 1 << 10
-_RUN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +89,12 @@ class BoxMap:
             boxes = [
                 Box(i, (0,) * len(t.shape), t.shape) for i, t in enumerate(layout.tensors) if t.size
             ]
-        self.boxes = tuple(sorted(boxes, key=self._order))
+        self.boxes = tuple(sorted(boxes, key=_order(layout)))
         self.block_log2 = block_log2
         if not self.whole:
             _check_boxes(layout, self.boxes)
+        self._offsets = [_offset(box, layout.tensors[box.tensor].shape) for box in self.boxes]
         self.blocks = self._cut(1 << block_log2, limit)
-
-    def _order(self, box: Box) -> tuple[int, int, tuple[int, ...]]:
-        if not 0 <= box.tensor < len(self.layout.tensors):
-            raise FormatError(
-                f"a box names tensor {box.tensor}, the layout has {len(self.layout.tensors)}"
-            )
-        return self.layout.tensors[box.tensor].dtype.code, box.tensor, box.start
 
     def dtype(self, box: int) -> DType:
         """The dtype of a box."""
@@ -131,12 +124,7 @@ class BoxMap:
 
     def offset(self, box: int) -> int | None:
         """Where a box starts in its tensor if its weights lie there in one run, else None."""
-        b = self.boxes[box]
-        shape = self.layout.tensors[b.tensor].shape
-        partial = [d for d in range(len(shape)) if b.shape[d] != shape[d]]
-        if partial and any(b.shape[d] != 1 for d in range(partial[-1])):
-            return None
-        return _flat(b.start, shape)
+        return self._offsets[box]
 
     def segments(self, block: Block) -> Iterator[tuple[Segment, int]]:
         """The segments of a block and where they start in it."""
@@ -157,7 +145,21 @@ class BoxMap:
         offset = self.offset(segment.box)
         if offset is not None:
             return array[offset + segment.start : offset + segment.stop]
-        return array[self.places(segment, np.arange(segment.size, dtype=np.int64))]
+        rows, skip = self._rows(segment)
+        piece = array.reshape(self.layout.tensors[box.tensor].shape)[rows]
+        return np.ascontiguousarray(piece).reshape(-1)[skip : skip + segment.size]
+
+    def _rows(self, segment: Segment) -> tuple[tuple[slice, ...], int]:
+        """Slices of the tensor that hold a segment, and where it starts in them.
+
+        They take whole rows of the box's first dimension, so at most two rows too much.
+        """
+        box = self.boxes[segment.box]
+        row = box.size // box.shape[0]
+        first, last = segment.start // row, -(-segment.stop // row)
+        slices = [slice(s, s + n) for s, n in zip(box.start, box.shape, strict=True)]
+        slices[0] = slice(box.start[0] + first, box.start[0] + last)
+        return tuple(slices), segment.start - first * row
 
     def places(self, segment: Segment, places: Places) -> Places:
         """Positions in the tensor of places in a segment."""
@@ -172,17 +174,19 @@ class BoxMap:
 
     def sum(self, state: State, box: int) -> int:
         """The sum of a box's weights with their positions in the tensor (spec section 2)."""
-        total = 0
-        for start in range(0, self.boxes[box].size, _RUN):
-            segment = Segment(box, start, min(start + _RUN, self.boxes[box].size))
-            lanes = self.read_segment(state, segment)
-            offset = self.offset(box)
-            if offset is not None:
-                total += kernels.digest(lanes, offset + start)
-            else:
-                places = self.places(segment, np.arange(segment.size, dtype=np.int64))
-                total += kernels.digest_change(places, np.zeros_like(lanes), lanes)
-        return total % (1 << 64)
+        b = self.boxes[box]
+        array, shape = state.arrays[b.tensor], self.layout.tensors[b.tensor].shape
+        offset = self.offset(box)
+        if offset is not None:
+            return kernels.digest(array[offset : offset + b.size], offset)
+        # Runs of the last dimension lie in one piece each.
+        outer = np.ndindex(*b.shape[:-1])
+        starts = [
+            _flat([*(s + i for s, i in zip(b.start, at, strict=False)), b.start[-1]], shape)
+            for at in outer
+        ]
+        run = b.shape[-1]
+        return sum(kernels.digest(array[s : s + run], s) for s in starts) % (1 << 64)
 
     def to_json(self) -> str:
         """The metadata value of spec section 3."""
@@ -215,9 +219,7 @@ def parse_boxes(text: str, layout: Layout) -> list[Box] | None:
             if of_tensor[tensor] > MAX_BOXES_OF_TENSOR:
                 raise LimitError(f"more than {MAX_BOXES_OF_TENSOR} boxes of one tensor")
             if not 0 <= tensor < len(layout.tensors):
-                raise HeaderError(
-                    f"a box names tensor {tensor}, the layout has {len(layout.tensors)}"
-                )
+                raise HeaderError(f"a box names tensor {tensor}: the layout has no such")
             shape = layout.tensors[tensor].shape
             if len(row) == 1:
                 boxes.append(Box(tensor, (0,) * len(shape), shape))
@@ -232,16 +234,35 @@ def parse_boxes(text: str, layout: Layout) -> list[Box] | None:
         if isinstance(error, FormatError):
             raise
         raise HeaderError(f"boxes are not [tensor, [start…], [shape…]]: {error}") from error
-    ordered = sorted(boxes, key=lambda b: (layout.tensors[b.tensor].dtype.code, b.tensor, b.start))
-    if ordered != boxes:
+    if sorted(boxes, key=_order(layout)) != boxes:
         raise HeaderError("boxes are not in the order of spec section 4")
     return boxes
+
+
+def _order(layout: Layout) -> Callable[[Box], tuple[int, int, tuple[int, ...]]]:
+    """The order of boxes in a part (spec section 4)."""
+
+    def key(box: Box) -> tuple[int, int, tuple[int, ...]]:
+        if not 0 <= box.tensor < len(layout.tensors):
+            raise HeaderError(
+                f"a box names tensor {box.tensor}, the layout has {len(layout.tensors)}"
+            )
+        return layout.tensors[box.tensor].dtype.code, box.tensor, box.start
+
+    return key
 
 
 def _integer(value: object) -> int:
     if type(value) is not int:
         raise HeaderError(f"{value!r} in a box is no integer")
     return value
+
+
+def _offset(box: Box, shape: Sequence[int]) -> int | None:
+    partial = [d for d in range(len(shape)) if box.shape[d] != shape[d]]
+    if partial and any(box.shape[d] != 1 for d in range(partial[-1])):
+        return None
+    return _flat(box.start, shape)
 
 
 def _flat(index: Sequence[int], shape: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from blake3 import blake3
 
 from .. import kernels
+from ..errors import HeaderError
 from ..kernels import Changes
 from ..kernels.bits import write_varint
 from . import codecs, digest
@@ -102,22 +103,24 @@ def encode(
     Args:
         old: The base.
         new: The target, of the same layout.
-        out: A path, or a binary stream.
+        out: A path, which is replaced at the end and never seen half-written, or a binary stream.
         codec: ``"weightwise"`` (smallest), ``"raw"`` or ``"pulse"``.
         boxes: What this part covers; by default all tensors.
         part: Number of this part and number of parts.
         base_sums: Sums of ``old`` (`digest.tensor_sums`) if they are known; else one more pass.
         target_sums: Sums of ``new``; wanted only when ``boxes`` do not cover every change.
-        embed_layout: Carry the layout in the file, for patches that travel without a chain.
+        embed_layout: Carry the layout in the file, so that tools can name tensors without the base.
         threads: By default all cores this process may use.
         progress: Called with the number of weights done.
 
     Raises:
         LayoutMismatchError: The states have other tensors.
         FormatError: The boxes overlap or lie outside of their tensors.
-        UnsupportedVersionError: No such codec.
+        UnsupportedError: No such codec.
     """
     started = time.perf_counter()
+    if not 0 <= part[0] < part[1] < 10**7:
+        raise HeaderError(f"there is no part {part[0]} of {part[1]}")
     old.layout.require_same(new.layout, "the new state")
     covered = BoxMap(old.layout, boxes, BLOCK_LOG2[-1])
     surveys = survey(covered, old, new)
@@ -306,10 +309,16 @@ def _beside(out: str | os.PathLike[str] | BinaryIO) -> str | None:
 
 
 def _write(out: str | os.PathLike[str] | BinaryIO, head: bytes, payload: Any) -> None:
-    if isinstance(out, (str, os.PathLike)):
-        with Path(out).open("wb") as file:
-            file.write(head)
-            shutil.copyfileobj(payload, file, 1 << 20)
-    else:
+    if not isinstance(out, (str, os.PathLike)):
         out.write(head)
         shutil.copyfileobj(payload, out, 1 << 20)
+        return
+    path = Path(out)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with draft.open("wb") as file:
+            file.write(head)
+            shutil.copyfileobj(payload, file, 1 << 20)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

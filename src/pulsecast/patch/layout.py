@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ MAX_NAME_BYTES = 1024
 MAX_DIMENSIONS = 16
 MAX_ELEMENTS = 1 << 48
 _DOMAIN = b"pulsecast layout 1\0"
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class TensorSpec:
             length = len(self.name.encode())
         except UnicodeEncodeError:
             raise LayoutError(f"tensor name {self.name!r} is not valid Unicode") from None
-        if not 1 <= length <= MAX_NAME_BYTES or not self.name.isprintable():
+        if not 1 <= length <= MAX_NAME_BYTES or _CONTROL.search(self.name):
             raise LayoutError(
                 f"tensor name {self.name[:80]!r} is empty, longer than {MAX_NAME_BYTES} bytes "
                 "or holds control characters"
@@ -60,6 +62,11 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype.name}{list(self.shape)}"
+
+
+def layout_hash(canonical: bytes) -> bytes:
+    """The layout id of canonical JSON."""
+    return blake3(_DOMAIN + canonical).digest()
 
 
 def _tensor(name: object, dtype: object, shape: list[object]) -> TensorSpec:
@@ -101,7 +108,7 @@ class Layout:
     @cached_property
     def id(self) -> bytes:
         """The layout id: 32 bytes."""
-        return blake3(_DOMAIN + self.to_json()).digest()
+        return layout_hash(self.to_json())
 
     @property
     def weights(self) -> int:

@@ -23,13 +23,13 @@ from ..errors import (
     LayoutMismatchError,
     LimitError,
     TruncatedError,
-    UnsupportedVersionError,
+    UnsupportedError,
 )  # fmt: skip
 from ..kernels import Changes
 from ..kernels.bits import read_varint, write_varint
 from . import codecs
 from .boxes import MAX_BLOCKS, BoxMap, parse_boxes
-from .layout import Layout
+from .layout import Layout, layout_hash
 from .safefile import SafeHeader, read_header, write_header
 
 FORMAT = "pulsecast-patch-1"
@@ -96,15 +96,15 @@ class PartHeader:
 
         Raises:
             HeaderError: A key is missing or malformed.
-            UnsupportedVersionError: The format or codec is not known.
+            UnsupportedError: The format or codec is not known.
         """
         if metadata.get("format") != FORMAT:
-            raise UnsupportedVersionError(
+            raise UnsupportedError(
                 f"this is no patch of format {FORMAT}: format = {metadata.get('format')!r:.60}"
             )
         codec = _field(metadata, "codec", r"[a-z0-9_-]{1,32}")
         if codec not in codecs.CODECS:
-            raise UnsupportedVersionError(
+            raise UnsupportedError(
                 f"codec {codec!r} is not known; known are {', '.join(codecs.CODECS)}"
             )
         part, parts = map(int, _field(metadata, "part", r"\d{1,7}/\d{1,7}").split("/"))
@@ -153,10 +153,9 @@ def _read_layout(metadata: dict[str, str], layout_id: bytes) -> Layout:
         )
     except zstandard.ZstdError as error:
         raise HeaderError(f"the patch's layout is no zstd frame: {error}") from error
-    layout = Layout.from_json(data)
-    if layout.id != layout_id:
+    if layout_hash(data) != layout_id:  # before it is parsed: JSON takes many times its size
         raise HashMismatchError("the patch carries a layout with another id than it declares")
-    return layout
+    return Layout.from_json(data)
 
 
 def _write_touched(touched: tuple[Touched, ...]) -> bytes:
@@ -215,6 +214,8 @@ class Part:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Part:
         """Map a part file."""
+        if not Path(path).is_file() and Path(path).exists():
+            raise HeaderError(f"{path} is no regular file")
         with Path(path).open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise TruncatedError(f"{path} is empty")
@@ -258,8 +259,11 @@ class BoundPart:
             limit=min(len(index), MAX_BLOCKS),  # every block has a byte in the index at least
         )
         self.modes, self._extents = self._read_index(index, len(payload))
-        if header.touched and header.touched[-1].box >= len(self.boxes.boxes):
-            raise FormatError(f"{self.where}: a touched box does not exist")
+        for touched in header.touched:
+            if touched.box >= len(self.boxes.boxes):
+                raise FormatError(f"{self.where}: a touched box does not exist")
+            if not 1 <= touched.changes <= self.boxes.boxes[touched.box].size:
+                raise FormatError(f"{self.where}: a touched box has {touched.changes} changes")
         groups = -(-len(self.boxes.blocks) // GROUP)
         if len(header.hashes) != 1 + groups:
             raise FormatError(f"{self.where}: {len(header.hashes) - 1} hashes for {groups} groups")

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import kernels
 from ..dtypes import Lanes
-from ..errors import RootMismatchError, WrongBaseError
+from ..errors import ArrayError, RootMismatchError, WrongBaseError
 from . import digest
 from .decode import Change, Patch
 from .digest import Progress, Sums
@@ -116,7 +116,7 @@ def apply(
     Args:
         patch: The patch.
         state: Its base; its arrays are written.
-        tensors: Apply to these tensors only. Their sums are checked instead of the root.
+        tensors: Names; apply to these tensors only. Their sums are checked instead of the root.
         sums: Sums of the state if they are known (an earlier report's); else one pass over it.
         log: Where old bits are kept; by default in memory.
         disposable: The state is a copy that the caller throws away on any error: it is written
@@ -131,7 +131,12 @@ def apply(
         RootMismatchError: What was written is not the target. The old bits were restored.
     """
     started = time.perf_counter()
-    patch.bind(state.layout)  # a patch that does not fit is refused before the pass over the state
+    for part in patch.bind(state.layout):  # what cannot work is refused before the pass over all
+        for touched in part.header.touched:
+            tensor = part.boxes.boxes[touched.box].tensor
+            if not state.arrays[tensor].flags.writeable:
+                name = state.layout.tensors[tensor].name
+                raise ArrayError(f"tensor {name!r} is read-only: open the checkpoint for writing")
     if sums is None:
         sums = digest.tensor_sums(state, threads=threads, progress=progress)
     have = digest.root(state.layout, sums)
@@ -154,8 +159,10 @@ def apply(
             for change in log.entries():
                 changed += _advance(state, change, after)
             _prove(patch, state, after, tensors)
-        except BaseException:  # also a KeyboardInterrupt must not leave a mixture
+        except BaseException as error:  # also a KeyboardInterrupt must not leave a mixture
             log.rollback(state)
+            if isinstance(error, RootMismatchError):
+                raise RootMismatchError(f"{error}; the old bits were restored") from error
             raise
         log.commit()
     return ApplyReport(
@@ -198,14 +205,11 @@ def _prove(patch: Patch, state: State, sums: Sums, tensors: Collection[str] | No
             else:
                 continue  # the sums of smaller boxes are not kept; the root covers them
             if found != touched.sum:
-                raise RootMismatchError(
-                    f"{tensor.name} does not have its target sum after writing; "
-                    "the old bits were restored"
-                )
+                raise RootMismatchError(f"{tensor.name} does not have its target sum after writing")
     if tensors is None:
         have = digest.root(state.layout, sums)
         if have != patch.target:
             raise RootMismatchError(
                 f"the state has root {have.hex()[:16]}… after writing, the target is "
-                f"{patch.target.hex()[:16]}…; the old bits were restored"
+                f"{patch.target.hex()[:16]}…"
             )

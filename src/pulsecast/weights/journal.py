@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from pulsecast import kernels
 from pulsecast.dtypes import Lanes
-from pulsecast.errors import BusyError, JournalError
+from pulsecast.errors import BusyError, JournalError, PulsecastError
 from pulsecast.patch.decode import Change
 from pulsecast.patch.digest import root, tensor_sums
 from pulsecast.patch.state import State
@@ -181,8 +181,23 @@ def require_settled(shards: Shards) -> None:
 
 
 def _owners(shards: Shards) -> set[Path]:
+    """Files and folders whose journals may be about these files."""
     real = [file.resolve() for file in shards.files]
-    return {*real, *(file.parent for file in real)}
+    return {*real, *(file.parent for file in real if _is_shard(file))}
+
+
+def _is_shard(file: Path) -> bool:
+    """Whether a folder with a journal is a checkpoint that the file is part of.
+
+    Other files beside it are not: their locks say nothing about the folder's writer.
+    """
+    sealed = os.path.lexists(journal_path(file.parent))
+    if not sealed and not os.path.lexists(_draft_path(file.parent)):
+        return False
+    try:
+        return file in [shard.resolve() for shard in find_shards(file.parent).files]
+    except (PulsecastError, OSError):
+        return sealed  # a folder in disorder: let recovery say what is wrong
 
 
 def _recover(owner: Path) -> None:

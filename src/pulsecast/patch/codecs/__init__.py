@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ...dtypes import Lanes
-from ...errors import UnsupportedVersionError
+from ...errors import UnsupportedError
 from ...kernels import Changes
 from ..boxes import Block, BoxMap
 from .pulse import PulseDecoder, PulseEncoder
@@ -24,13 +24,6 @@ from .survey import Survey
 from .weightwise import WeightwiseDecoder, WeightwiseEncoder
 
 __all__ = ["CODECS", "BlockDecoder", "BlockEncoder", "decoder", "encoder"]
-
-
-class Split(Protocol):
-    """The changes of a block on their way to bytes."""
-
-    @property
-    def changes(self) -> Changes: ...
 
 
 class BlockEncoder(Protocol):
@@ -69,7 +62,7 @@ def _find(name: str) -> tuple[_Encoder, _Decoder]:
     try:
         return CODECS[name]
     except KeyError:
-        raise UnsupportedVersionError(
+        raise UnsupportedError(
             f"codec {name[:40]!r} is not known; known are {', '.join(CODECS)}"
         ) from None
 

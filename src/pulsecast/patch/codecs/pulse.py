@@ -16,7 +16,7 @@ from ..boxes import Block, BoxMap, Segment
 from .raw import Diff, DiffEncoder, checked
 
 _LEVEL = 1
-_ROW_WIDTHS, _COLUMN_WIDTHS = (1, 2, 4), (2, 4)
+_ROW_WIDTHS, _COLUMN_WIDTHS = (1, 2, 4), (2, 4, 8)
 Gaps = npt.NDArray[np.int64]
 
 
@@ -28,10 +28,7 @@ def _matrix(boxes: BoxMap, segment: Segment) -> tuple[int, int]:
 
 def _narrowest(gaps: Gaps, widths: tuple[int, ...]) -> int:
     most = int(gaps.max())
-    for width in widths:
-        if most < 1 << (8 * width):
-            return width
-    raise LimitError(f"a gap of {most} rows or columns is too large for the codec pulse")
+    return next(width for width in widths if most < 1 << (8 * width))
 
 
 class PulseEncoder(DiffEncoder):
@@ -40,24 +37,24 @@ class PulseEncoder(DiffEncoder):
     def write(self, block: Block, split: Diff) -> bytes:
         """The payload of a sparse block."""
         places = split.changes.places
-        counts, widths, rows, columns = b"", b"", [], []
+        counts, widths, rows, columns = bytearray(), bytearray(), [], []
         for segment, start in self._boxes.segments(block):
             first, last = np.searchsorted(places, (start, start + segment.size))
             counts += write_varint(int(last - first))
             if last > first:
                 positions = places[first:last] - start + segment.start
-                row, column = _gaps(positions, _matrix(self._boxes, segment)[1])
+                row, column = _gaps(positions, segment.start, _matrix(self._boxes, segment)[1])
                 r, c = _narrowest(row, _ROW_WIDTHS), _narrowest(column, _COLUMN_WIDTHS)
-                widths += bytes([r + 16 * c])
+                widths.append(r + 16 * c)
                 rows.append(row.astype(f"<u{r}").tobytes())
                 columns.append(column.astype(f"<u{c}").tobytes())
         content = b"".join([counts, widths, *rows, *columns, split.changes.new.tobytes()])
         return zstandard.ZstdCompressor(level=_LEVEL).compress(content)
 
 
-def _gaps(positions: Places, columns: int) -> tuple[Gaps, Gaps]:
+def _gaps(positions: Places, start: int, columns: int) -> tuple[Gaps, Gaps]:
     row, column = positions // columns, positions % columns
-    row_gaps = np.diff(row, prepend=0)
+    row_gaps = np.diff(row, prepend=start // columns)
     column_gaps = np.diff(column, prepend=0)
     starts = row_gaps != 0
     column_gaps[starts] = column[starts]
@@ -65,8 +62,8 @@ def _gaps(positions: Places, columns: int) -> tuple[Gaps, Gaps]:
     return row_gaps, column_gaps
 
 
-def _positions(row_gaps: Gaps, column_gaps: Gaps, rows: int, columns: int) -> Places:
-    row = np.cumsum(row_gaps)
+def _positions(row_gaps: Gaps, column_gaps: Gaps, start: int, rows: int, columns: int) -> Places:
+    row = np.cumsum(row_gaps) + start // columns
     total = np.cumsum(column_gaps)
     starts = np.flatnonzero(row_gaps)
     if not len(starts) or starts[0] != 0:
@@ -106,15 +103,18 @@ class PulseDecoder:
             raise FormatError("a pulse block has no or unknown widths")
         position += len(used)
         sizes = [n for _, n in used]
-        rows, position = _streams(content, position, sizes, [r for r, _ in widths])
-        columns, position = _streams(content, position, sizes, [c for _, c in widths])
+        row_gaps, position = _streams(content, position, sizes, [r for r, _ in widths])
+        column_gaps, position = _streams(content, position, sizes, [c for _, c in widths])
         if len(content) - position != k * block.dtype.width:
             raise TruncatedError(f"a pulse block of {k} changes has {len(content)} bytes")
         found = [np.empty(0, np.int64)]
-        streams = dict(zip([s for s, _ in used], zip(rows, columns, strict=True), strict=True))
+        gaps = zip(row_gaps, column_gaps, strict=True)
+        streams = dict(zip([s for s, _ in used], gaps, strict=True))
         for segment, start in self._boxes.segments(block):
             if segment in streams:
-                inside = _positions(*streams[segment], *_matrix(self._boxes, segment))
+                inside = _positions(
+                    *streams[segment], segment.start, *_matrix(self._boxes, segment)
+                )
                 inside -= segment.start
                 if inside[0] < 0 or inside[-1] >= segment.size:
                     raise FormatError("the places of a pulse block lie outside of it")

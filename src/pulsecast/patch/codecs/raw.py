@@ -35,7 +35,7 @@ class DiffEncoder:
     def split(self, block: Block, old: Lanes, new: Lanes) -> Diff:
         """The changes of a block."""
         places, values = kernels.diff(old, new)
-        return Diff(Changes(places, kernels.blocks().gather(old, places), values))
+        return Diff(Changes(places, kernels.backend().gather(old, places), values))
 
     def observe(self, block: Block, split: Diff) -> None:
         """Nothing to observe."""
@@ -84,9 +84,9 @@ class RawDecoder:
 
 def checked(block: Block, places: Places, base: Lanes, values: Lanes) -> Changes:
     """The changes of a block, once their places are known to ascend inside of it."""
-    if kernels.blocks().check_places(places, block.size) != len(places):
+    if kernels.backend().check_places(places, block.size) != len(places):
         raise FormatError("the places of a block do not ascend or lie outside of it")
-    old = kernels.blocks().gather(base, places)
+    old = kernels.backend().gather(base, places)
     if (old == values).any():
         raise FormatError("a sparse block holds weights that do not change")
     return Changes(places, old, values)

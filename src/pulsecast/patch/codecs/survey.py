@@ -36,11 +36,6 @@ class Survey:
     changes: npt.NDArray[np.int64]
     """Number of sampled changes by exponent and value token."""
 
-    @property
-    def density(self) -> float:
-        """Changed / all, in the sample."""
-        return float(self.changes.sum() / max(self.weights.sum(), 1))
-
     def classes(self) -> ClassMap:
         """The class map of least estimated size: exponents one by one, the rare ends merged."""
         used = np.flatnonzero(self.changes.sum(axis=1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...dtypes import Lanes
 from ...errors import FormatError
-from ...kernels import CLASSES, Changes, ClassMap, Tokens, blocks
+from ...kernels import CLASSES, Changes, ClassMap, Tokens, backend
 from ...kernels.rans import SYMBOLS, U32, U64, Decoding
 from ..boxes import Block, BoxMap
 from ..tables import Tables, build, read_tables, write_tables
@@ -26,11 +26,11 @@ class WeightwiseEncoder:
 
     def split(self, block: Block, old: Lanes, new: Lanes) -> Tokens:
         """The changes of a block."""
-        return blocks().tokenise(self._classes[block.dtype.code], old, new)
+        return backend().tokenise(self._classes[block.dtype.code], old, new)
 
     def observe(self, block: Block, split: Tokens) -> tuple[int, U32, U32]:
         """How often a block has each token."""
-        gaps, values = blocks().histogram(split.gaps, split.diffs, split.counts)
+        gaps, values = backend().histogram(split.gaps, split.diffs, split.counts)
         return block.dtype.code, gaps, values
 
     def learn(self, observations: Iterable[tuple[int, U32, U32]]) -> None:
@@ -46,7 +46,7 @@ class WeightwiseEncoder:
     def write(self, block: Block, split: Tokens) -> bytes:
         """The payload of a sparse block."""
         tables = self._tables[block.dtype.code]
-        return blocks().encode(
+        return backend().encode(
             split.gaps, split.diffs, split.counts, tables.classes.count, tables.frequencies
         )
 
@@ -71,12 +71,12 @@ class WeightwiseDecoder:
     def split(self, block: Block, data: memoryview) -> tuple[U32, U32, U64]:
         """Counts, gaps and differences of a sparse block, without the base."""
         classes, tables = self._of(block)
-        return blocks().decode(bytes(data), classes.count, block.dtype.width, block.size, tables)
+        return backend().decode(bytes(data), classes.count, block.dtype.width, block.size, tables)
 
     def read(self, block: Block, data: memoryview, base: Lanes) -> Changes:
         """The changes of a sparse block."""
         classes, tables = self._of(block)
-        found = blocks().read(classes, bytes(data), base, tables)
+        found = backend().read(classes, bytes(data), base, tables)
         if found is None:
             raise FormatError("a block changes more weights of a class than its base has")
         return found
