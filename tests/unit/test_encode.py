@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from pulsecast.patch.layout import Layout, TensorSpec
 from pulsecast.patch.part import DENSE, SPARSE, UNCHANGED, Part
 from pulsecast.patch.state import State
 from pulsecast.patch.transaction import apply
+from pulsecast.testing import synthetic
 from tests.states import (
     MIXED,
     NAMES,
@@ -355,3 +357,38 @@ def test_tables_learnt_from_a_sample_still_code_every_block(
     for name in ("reference", "native"):
         with kernels.use(name):
             require_target(old, new, encode_bytes(old, new))
+
+
+@pytest.mark.parametrize("part", [(2, 2), (-1, 2), (0, 0)])
+def test_a_part_that_no_reader_would_take_is_refused(part: tuple[int, int]) -> None:
+    state = State.of({"w": np.zeros(3, np.uint16)}, "BF16")
+    with pytest.raises(HeaderError):
+        encode_bytes(state, state, part=part)
+
+
+def test_a_patch_appears_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = State.of({"w": np.zeros(5000, np.uint16)}, "BF16")
+    new = State.of({"w": np.ones(5000, np.uint16)}, "BF16")
+    out = tmp_path / "p.patch"
+    out.write_bytes(b"before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(OSError, match="No space"):
+            encode(old, new, out)
+    assert out.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [out]
+    encode(old, new, out)
+    assert Part.open(out).header.changes == 5000
+
+
+@pytest.mark.parametrize("density", [0.5, 1.0])
+def test_incompressible_changes_cost_at_most_one_percent(density: float) -> None:
+    old, _ = synthetic.adam_pair({"w": (1024, 1024)}, seed=3)
+    new = synthetic.scramble(old, density, 4)
+    assert len(encode_bytes(old, new)) <= 1.01 * old.layout.nbytes

@@ -350,3 +350,19 @@ def test_long_changes_are_cut_into_records(tmp_path: Path, monkeypatch: pytest.M
     for part, added in ((records[:3], 1), (records[3:], 2)):
         assert np.array_equal(np.concatenate([c.old for c in part]), lanes)
         assert np.array_equal(np.concatenate([c.new for c in part]), lanes + added)
+
+
+def test_a_reader_of_a_file_beside_a_checkpoint_leaves_its_writer_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tensors = make_tensors(1)
+    write_folder(folder, tensors)
+    beside = folder / "adapter.safetensors"
+    beside.write_bytes(file_bytes(tensors))
+    with (
+        Checkpoint.open(folder, writable=True) as checkpoint,
+        Journal(checkpoint, base=bytes(32), target=bytes(32)) as journal,
+    ):
+        Checkpoint.open(beside).close()
+        journal.seal()
+        Checkpoint.open(beside).close()
+        journal.rollback(checkpoint.state)

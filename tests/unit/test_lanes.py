@@ -181,3 +181,30 @@ class TestTorch:
         del inner, other
         gc.collect()
         assert gone() is None
+
+
+def test_a_tensor_whose_storage_was_freed_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(ArrayError, match="no memory"):
+        lanes(tensor)
+
+
+def test_a_tensor_with_less_storage_than_elements_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(400)
+    with pytest.raises(ArrayError, match="no memory"):
+        lanes(tensor)
+
+
+def test_a_distributed_tensor_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Distributed(torch.Tensor):
+        def to_local(self) -> object:
+            return self
+
+    with pytest.raises(ArrayError, match="to_local"):
+        lanes(torch.ones(3).as_subclass(Distributed))

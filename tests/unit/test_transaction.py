@@ -347,3 +347,13 @@ def test_progress_is_one_pass_over_the_weights() -> None:
     seen: list[int] = []
     apply(patch_of(old, new), old.copy(), progress=seen.append)
     assert sum(seen) == old.layout.weights
+
+
+def test_a_read_only_state_is_refused_before_the_pass_over_it() -> None:
+    old = State.of({"w": np.arange(4096, dtype=np.uint16)}, "BF16")
+    new = State.of({"w": old.arrays[0] ^ 0x5555}, "BF16")
+    old.arrays[0].flags.writeable = False
+    seen: list[int] = []
+    with pytest.raises(ArrayError, match="read-only"):
+        apply(Patch([Part(encode_bytes(old, new))]), old, progress=seen.append)
+    assert not seen

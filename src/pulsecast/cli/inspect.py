@@ -57,7 +57,10 @@ def _show(anatomy: Anatomy) -> None:
     # Into a file or a pipe: wide enough that no name is folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(_summary(anatomy))
-    console.print(_tensors(anatomy))
+    if anatomy.weights is None:
+        console.print("the patch carries no layout: give --base to see its tensors")
+    else:
+        console.print(_tensors(anatomy))
     if anatomy.unchanged_tensors:
         console.print(f"{anatomy.unchanged_tensors} other tensors are unchanged")
     if anatomy.ulp:
