@@ -12,7 +12,7 @@ import pytest
 from pulsecast import kernels
 from pulsecast.dtypes import by_name
 from pulsecast.errors import FormatError, HeaderError, LayoutMismatchError, UnsupportedError
-from pulsecast.patch import digest
+from pulsecast.patch import blockwork, digest
 from pulsecast.patch import encode as module
 from pulsecast.patch.boxes import Box
 from pulsecast.patch.codecs import CODECS
@@ -344,8 +344,8 @@ def test_tables_learnt_from_a_sample_still_code_every_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks outside of the sample may hold tokens and classes that the tables have never seen."""
-    monkeypatch.setattr(module, "_SAMPLE_CHANGES", 1)
-    monkeypatch.setattr(module, "_SAMPLE_STEP", 1)
+    monkeypatch.setattr(blockwork, "_SAMPLE_CHANGES", 1)
+    monkeypatch.setattr(blockwork, "_SAMPLE_STEP", 1)
     layout = Layout([TensorSpec("t", by_name("BF16"), (4 * 65536,))])
     calm, wild = make_state({"t": ("BF16", (65536,))}), make_state({"t": ("BF16", (65536,))}, 9)
     old_lanes = np.concatenate([calm.arrays[0], *[wild.arrays[0]] * 3])

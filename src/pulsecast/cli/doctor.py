@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -23,10 +22,11 @@ _FIX = (
 def doctor(as_json: Json = False) -> None:
     """Show whether the native core is in use, and the versions that matter for a bug report."""
     from pulsecast import kernels
+    from pulsecast.patch.parallel import cores
 
     status = kernels.status()
     native = status.backend == "native"
-    cores = _cores()
+    usable = cores()
     versions = {name: _version(name) for name in _PACKAGES}
     if as_json:
         print_json(
@@ -36,7 +36,7 @@ def doctor(as_json: Json = False) -> None:
                 "simd": status.simd,
                 "reason": status.reason,
                 "library": status.library,
-                "cores": cores,
+                "cores": usable,
                 "python": platform.python_version(),
                 "machine": platform.machine(),
                 "system": platform.platform(),
@@ -49,15 +49,9 @@ def doctor(as_json: Json = False) -> None:
     else:
         typer.echo("native core: NO, the numpy reference is used: same results, many times slower")
         typer.echo(f"{status.reason}\n{_FIX}")
-    typer.echo(f"cores:       {cores} usable by this process")
+    typer.echo(f"cores:       {usable} usable by this process")
     typer.echo(f"python:      {platform.python_version()} on {platform.platform()}")
     typer.echo("packages:    " + ", ".join(f"{name} {found}" for name, found in versions.items()))
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version(name: str) -> str:

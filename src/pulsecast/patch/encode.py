@@ -7,30 +7,25 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 from blake3 import blake3
 
-from .. import kernels
 from ..errors import HeaderError
-from ..kernels import Changes
 from ..kernels.bits import write_varint
 from . import codecs, digest
-from .boxes import Block, Box, BoxMap
+from .blockwork import BlockWork, EncodedBlock
+from .boxes import Box, BoxMap
 from .codecs.survey import Survey, survey
 from .digest import Progress, Sums
 from .parallel import Workers
 from .part import (
     BLOCK_LOG2,
-    DENSE,
     GROUP,
     MODES,
-    SPARSE,
-    UNCHANGED,
     PartHeader,
     Touched,
     write_part,
@@ -39,8 +34,6 @@ from .state import State
 
 _CHANGES_PER_BLOCK = 1 << 14  # enough that a block's own overhead is below 1 %
 _SMALLEST, _LARGEST = 16, 22
-_SAMPLE_CHANGES = 1 << 18  # tables gain nothing from more, and a bound on what waits in memory
-_SAMPLE_STEP = 16
 _SPOOL = 64 << 20
 
 
@@ -76,12 +69,40 @@ class EncodeReport:
         return self.full_bytes / self.file_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    mode: int
-    payload: bytes
-    touched: list[tuple[int, int, int]]  # box, changes, change of its sum
-    weights: int
+class _Body:
+    """What the blocks of a part add up to: payload, index, group hashes and touched boxes."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.payload = tempfile.SpooledTemporaryFile(max_size=_SPOOL, dir=folder)  # noqa: SIM115
+        self.index = bytearray()
+        self.touched: dict[int, tuple[int, int]] = {}  # number of changes, change of the sum
+        self.modes = [0] * len(MODES)
+        self._hashes: list[bytes] = []
+        self._group = blake3()
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.payload.close()
+
+    def add(self, block: EncodedBlock) -> None:
+        """Append a block."""
+        done = sum(self.modes)
+        if done and done % GROUP == 0:
+            self._hashes.append(self._group.digest())
+            self._group = blake3()
+        self._group.update(block.payload)
+        self.payload.write(block.payload)
+        self.index += write_varint(4 * len(block.payload) + block.mode)
+        self.modes[block.mode] += 1
+        for box, count, change in block.touched:
+            before = self.touched.get(box, (0, 0))
+            self.touched[box] = before[0] + count, before[1] + change
+
+    def hashes(self) -> list[bytes]:
+        """The hashes of all groups, the last one included."""
+        return [*self._hashes, self._group.digest()] if any(self.modes) else []
 
 
 def encode(
@@ -128,30 +149,14 @@ def encode(
     encoder = codecs.encoder(codec, covered, surveys)
     if base_sums is None:
         base_sums = digest.tensor_sums(old, threads=threads)
-    work = _Work(covered, encoder, old, new)
-    index, hashes = bytearray(), []
-    spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL, dir=_beside(out))  # noqa: SIM115
-    touched: dict[int, tuple[int, int]] = {}
-    modes = [0] * len(MODES)
-    with spool, Workers(threads) as workers:
+    work = BlockWork(covered, encoder, old, new)
+    with _Body(_beside(out)) as body, Workers(threads) as workers:
         work.learn(workers)
-        group = blake3()
-        for i, done in enumerate(workers.map(work.encode, range(len(covered.blocks)))):
-            if i and i % GROUP == 0:
-                hashes.append(group.digest())
-                group = blake3()
-            group.update(done.payload)
-            spool.write(done.payload)
-            index += write_varint(4 * len(done.payload) + done.mode)
-            modes[done.mode] += 1
-            for box, count, change in done.touched:
-                before = touched.get(box, (0, 0))
-                touched[box] = before[0] + count, before[1] + change
+        for done in workers.map(work.encode, range(len(covered.blocks))):
+            body.add(done)
             if progress:
                 progress(done.weights)
-        if covered.blocks:
-            hashes.append(group.digest())
-        sums = _target_sums(covered, base_sums, target_sums, touched, new, threads)
+        sums = _target_sums(covered, base_sums, target_sums, body.touched, new, threads)
         tables = encoder.tables()
         header = PartHeader(
             codec=codec,
@@ -163,18 +168,16 @@ def encode(
             boxes=covered.to_json(),
             block_log2=covered.block_log2,
             touched=tuple(
-                Touched(
-                    box, touched[box][0], _box_sum(covered, box, old, base_sums, touched[box][1])
-                )
-                for box in sorted(touched)
+                Touched(box, count, _box_sum(covered, box, old, base_sums, change))
+                for box, (count, change) in sorted(body.touched.items())
             ),
-            hashes=(blake3(bytes(index)).update(tables).digest(), *hashes),
+            hashes=(blake3(bytes(body.index)).update(tables).digest(), *body.hashes()),
             layout=old.layout if embed_layout else None,
         )
-        head = write_part(header, bytes(index), tables, spool.tell())
-        file_bytes = len(head) + spool.tell()
-        spool.seek(0)
-        _write(out, head, spool)
+        head = write_part(header, bytes(body.index), tables, body.payload.tell())
+        file_bytes = len(head) + body.payload.tell()
+        body.payload.seek(0)
+        _write(out, head, body.payload)
     return EncodeReport(
         codec=codec,
         base=header.base,
@@ -184,7 +187,7 @@ def encode(
         file_bytes=file_bytes,
         header_bytes=8 + int.from_bytes(head[:8], "little"),
         full_bytes=sum(box.size * covered.dtype(i).width for i, box in enumerate(covered.boxes)),
-        blocks=dict(zip(MODES, modes, strict=True)),
+        blocks=dict(zip(MODES, body.modes, strict=True)),
         seconds=time.perf_counter() - started,
         target_sums=sums,
     )
@@ -205,76 +208,6 @@ def _block_log2(surveys: dict[int, Survey]) -> int:
         if changes * (1 << log2) >= weights * _CHANGES_PER_BLOCK:
             return log2
     return _LARGEST
-
-
-class _Work:
-    """Encodes blocks in any order; those that were split for the sample are not split again."""
-
-    def __init__(self, boxes: BoxMap, encoder: codecs.BlockEncoder, old: State, new: State) -> None:
-        self._boxes, self._encoder, self._old, self._new = boxes, encoder, old, new
-        self._kept: dict[int, Any] = {}
-
-    def _split(self, i: int) -> Any:
-        block = self._boxes.blocks[i]
-        old, new = self._boxes.read(self._old, block), self._boxes.read(self._new, block)
-        return self._encoder.split(block, old, new)
-
-    def learn(self, workers: Workers) -> None:
-        """Split blocks spread over the part until there are changes enough for the tables.
-
-        That is judged after steps of a fixed size, so that the sample does not depend on threads.
-        """
-        if not self._encoder.learns:
-            return
-
-        def look(i: int) -> tuple[Any, Any]:
-            split = self._split(i)
-            return split, self._encoder.observe(self._boxes.blocks[i], split)
-
-        order = _spread(len(self._boxes.blocks))
-        observations, changes = [], 0
-        for done, (split, observation) in enumerate(workers.map(look, order)):
-            if done % _SAMPLE_STEP == 0 and changes >= _SAMPLE_CHANGES:
-                break
-            self._kept[order[done]] = split
-            observations.append(observation)
-            changes += len(split.changes.places)
-        self._encoder.learn(observations)
-
-    def encode(self, i: int) -> _Encoded:
-        """One block in its smallest mode."""
-        block = self._boxes.blocks[i]
-        split = self._kept.pop(i, None) or self._split(i)
-        if not len(split.changes.places):
-            return _Encoded(UNCHANGED, b"", [], block.size)
-        touched = list(_touched(self._boxes, block, split.changes))
-        payload = self._encoder.write(block, split)
-        if len(payload) < block.size * block.dtype.width:
-            return _Encoded(SPARSE, payload, touched, block.size)
-        return _Encoded(DENSE, self._boxes.read(self._new, block).tobytes(), touched, block.size)
-
-
-def _spread(n: int) -> list[int]:
-    """0 … n − 1 so that every beginning of the list is spread over the range."""
-    bits = max(n - 1, 1).bit_length()
-    order = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
-    return [i for i in order if i < n]
-
-
-def _touched(boxes: BoxMap, block: Block, changes: Changes) -> Iterator[tuple[int, int, int]]:
-    """Box, number of changes and change of the sum, for every segment with changes."""
-    for segment, start in boxes.segments(block):
-        first, last = np.searchsorted(changes.places, (start, start + segment.size))
-        if last > first:
-            places, offset = changes.places[first:last], boxes.offset(segment.box)
-            if offset is None:
-                places, origin = boxes.places(segment, places - start), 0
-            else:
-                origin = offset + segment.start - start
-            change = kernels.digest_change(
-                places, changes.old[first:last], changes.new[first:last], origin
-            )
-            yield segment.box, int(last - first), change
 
 
 def _box_sum(boxes: BoxMap, box: int, old: State, base_sums: Sums, change: int) -> int:

@@ -37,10 +37,11 @@ class SafeHeader:
     """Bytes of the length and the JSON; the tensors begin here."""
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`: refuse an object that names a key twice, which readers would read apart."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise HeaderError("a safetensors header names a key twice")
+        raise HeaderError("a JSON object names a key twice")
     return found
 
 
@@ -68,7 +69,7 @@ def read_header(data: memoryview | bytes, file_size: int | None = None) -> SafeH
         raise TruncatedError("a safetensors header ends beyond the file")
     try:
         text = bytes(data[8 : 8 + length]).decode()
-        header = json.loads(text, object_pairs_hook=_no_duplicates)
+        header = json.loads(text, object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         if isinstance(error, HeaderError):
             raise

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pulsecast.errors import CheckpointError, HeaderError, LimitError
+from pulsecast.patch.safefile import no_duplicates
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -147,7 +148,7 @@ def _read_index(file: Path) -> dict[str, str]:
     if file.stat().st_size > INDEX_MAX_BYTES:
         raise LimitError(f"the index is larger than {INDEX_MAX_BYTES} bytes, in {file}")
     try:
-        content = json.loads(file.read_bytes(), object_pairs_hook=_no_duplicates)
+        content = json.loads(file.read_bytes(), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"the index is not valid JSON ({error}), in {file}") from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
@@ -162,13 +163,6 @@ def _read_index(file: Path) -> dict[str, str]:
     if len(set(weight_map.values())) > SHARDS_MAX:
         raise LimitError(f"the index names more than {SHARDS_MAX} files, in {file}")
     return weight_map
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key appears twice")
-    return found
 
 
 def _is_plain(name: str) -> bool:
