@@ -19,21 +19,22 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True,
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def _native_is_there() -> bool:
+def _need_native() -> None:
+    """Skip where the core was not built; fail where it has to be (`scripts/test`)."""
     try:
         with kernels.use("native"):
-            return True
-    except BackendUnavailableError:
-        return False
+            return
+    except BackendUnavailableError as error:
+        if os.environ.get("PULSECAST_REQUIRE_NATIVE") == "1":
+            pytest.fail(f"the native core is not there: {error}")
+        pytest.skip(f"the native core is not there: {error}")
 
 
 @pytest.fixture(params=["reference", "native"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test on both backends."""
-    if request.param == "native" and not _native_is_there():
-        if os.environ.get("PULSECAST_REQUIRE_NATIVE") == "1":
-            pytest.fail("the native core was not built")
-        pytest.skip("the native core was not built")
+    if request.param == "native":
+        _need_native()
     with kernels.use(request.param):
         yield request.param
 
@@ -41,8 +42,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def both() -> tuple[kernels.Kernels, kernels.Kernels]:
     """The kernels of both backends: reference, native."""
-    if not _native_is_there():
-        pytest.skip("the native core was not built")
+    _need_native()
     with kernels.use("reference"):
         reference = kernels.backend()
     with kernels.use("native"):
