@@ -439,3 +439,14 @@ def test_an_empty_file() -> None:
             Part(data)
     with pytest.raises(TruncatedError):
         Part(b"")
+
+
+@pytest.mark.parametrize("changes", [0, 1 << 63])
+def test_a_count_that_no_box_can_have_is_refused_when_bound(
+    changes: int, part: bytes, old: State
+) -> None:
+    """Before any block is decoded: `inspect` shows these counts as they are."""
+    (box, _, total), *others = Forge(part).touched()
+    patch = Patch([Part(with_touched(part, (box, changes, total), *others))])
+    with pytest.raises(FormatError, match="touched box has"):
+        patch.bind(old.layout)

@@ -11,8 +11,13 @@ import pytest
 from pulsecast.dtypes import by_name
 from pulsecast.errors import FormatError, LimitError
 from pulsecast.patch.boxes import Box, BoxMap, Segment, parse_boxes, require_disjoint
+from pulsecast.patch.codecs.raw import checked
+from pulsecast.patch.decode import Patch
+from pulsecast.patch.encode import encode_bytes
 from pulsecast.patch.layout import Layout, TensorSpec
+from pulsecast.patch.part import Part
 from pulsecast.patch.state import State
+from pulsecast.patch.transaction import apply
 from tests.states import MIXED, make_state
 
 LAYOUT = Layout(
@@ -206,3 +211,31 @@ def test_too_many_blocks_are_refused_before_they_are_made() -> None:
 def test_anything_but_ordered_boxes_is_refused(text: str) -> None:
     with pytest.raises(FormatError):
         BoxMap(LAYOUT, parse_boxes(text, LAYOUT), 12)
+
+
+@pytest.mark.parametrize("codec", ["raw", "pulse", "weightwise"])
+def test_blocks_that_start_inside_a_row_of_a_column_box(codec: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.integers(0, 1 << 16, (300, 1000), np.uint16)
+    old = State.of({"w": weights}, "BF16")
+    new = State.of({"w": weights ^ rng.integers(0, 2, weights.shape, np.uint16)}, "BF16")
+    boxes = [Box(0, (0, 0), (300, 701)), Box(0, (0, 701), (300, 299))]
+    parts = [
+        Part(encode_bytes(old, new, codec=codec, boxes=[box], part=(i, 2)))
+        for i, box in enumerate(boxes)
+    ]
+    cut = parts[0].bind(old.layout).boxes.blocks
+    assert any(block.segments[0].start % 701 for block in cut)
+    state = old.copy()
+    apply(Patch(parts), state)
+    assert np.array_equal(state.arrays[0], new.arrays[0])
+
+
+def test_a_sparse_block_with_a_weight_that_does_not_change_is_refused() -> None:
+    layout = Layout([TensorSpec("t", by_name("BF16"), (4,))])
+    (block,) = BoxMap(layout, None, 12).blocks
+    base = np.array([5, 6, 7, 8], np.uint16)
+    places = np.array([1, 3], np.int64)
+    assert np.array_equal(checked(block, places, base, base[places] + 1).old, base[places])
+    with pytest.raises(FormatError, match="do not change"):
+        checked(block, places, base, np.array([9, 8], np.uint16))
